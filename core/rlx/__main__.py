@@ -1,0 +1,5 @@
+"""``python -m rlx`` is ``rlx``."""
+
+from rlx.cli import main
+
+main()

@@ -1,0 +1,81 @@
+"""rlx from Python."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlx_sdk import reward as make_reward
+
+from rlx.layers import Tree, assign, merge, read_spec_file
+from rlx.plan import resolve
+from rlx.registry import Registry
+from rlx.run import Result, run
+from rlx.view import View
+
+RewardLike = str | Callable[..., Any] | Mapping[str, Any]
+
+
+def train(algo: str | Mapping[str, Any] | None = None, reward: RewardLike | Sequence[RewardLike] | None = None,
+          model: str | Path | Mapping[str, Any] | None = None, data: str | Path | Mapping[str, Any] | None = None, *,
+          spec: str | Path | Mapping[str, Any] | None = None, steps: int | None = None, quiet: bool = False,
+          **sections: Any) -> Result:
+    """Train, as ``rlx train`` does.
+
+    Args:
+        algo: an algorithm's name, or a mapping with its name and options.
+        reward: a reward's name, a function of a list of `rlx_sdk.Sample`, a mapping as in the spec, or several.
+        model: HF folder, hub name or .gguf file, or the spec's section. Without it the bundled quickstart is used.
+        data: a parquet or jsonl file, or the spec's section.
+        spec: a spec file or a whole spec; the other arguments go on top.
+        steps: steps to train.
+        quiet: print nothing.
+        sections: further sections of the spec, e.g. ``rollout={"max_completion": 64}``.
+
+    Returns:
+        Where the run and its checkpoint are, and the last metrics.
+
+    Raises:
+        InputError: something in the input cannot work; found before a model is loaded.
+        RunError: training could not go on.
+    """
+    registry = Registry.discover()
+    given: Tree = {}
+    for name, value, short in (("algo", algo, "name"), ("model", model, "path"), ("data", data, "path")):
+        if value is not None:
+            given[name] = dict(value) if isinstance(value, Mapping) else {short: str(value)}
+    if reward is not None:
+        several = reward if isinstance(reward, Sequence) and not isinstance(reward, str) else [reward]
+        given["rewards"] = [_reward(registry, one) for one in several]
+    for name, value in sections.items():
+        given[name] = value
+    if steps is not None:
+        assign(given, "train.steps", steps)
+    base = read_spec_file(Path(spec)) if isinstance(spec, str | Path) else dict(spec or {})
+    plan = resolve(registry, merge(base, given))
+    if not quiet:
+        return _shown(plan)
+    import io
+
+    return run(plan, View(io.StringIO()))
+
+
+def _shown(plan: Any) -> Result:
+    view = View()
+    result = run(plan, view)
+    view.done(result)
+    return result
+
+
+def _reward(registry: Registry, one: RewardLike) -> Tree:
+    if isinstance(one, str):
+        return {"name": one}
+    if isinstance(one, Mapping):
+        entry = dict(one)
+        return {**entry, **_reward(registry, entry["name"])} if callable(entry.get("name")) else entry
+    plugin = one if hasattr(one, "rlx_rewards") else make_reward(getattr(one, "__name__", "reward"))(one)
+    registry.add(plugin, "this program")
+    return {"name": plugin.plugin.name}
+
+

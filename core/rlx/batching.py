@@ -1,0 +1,52 @@
+"""Sequences into padded tensors, and rows into micro-batches by a token budget."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from rlx_sdk import Batch, Sequences
+from torch import Tensor
+
+
+def pad_sequences(prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]], pad_id: int,
+                  **per_token: Sequence[Sequence[float]]) -> Sequences:
+    """Prompt and completion of each row, right-padded; the mask marks the completion.
+
+    Args:
+        prompts: ids of each row.
+        completions: ids of each row, all of them the policy's own.
+        pad_id: fills the rest.
+        per_token: numbers that belong to the completion's tokens.
+    """
+    length = torch.tensor([len(p) + len(c) for p, c in zip(prompts, completions, strict=True)])
+    shape = (len(prompts), int(length.max()))
+    tokens, mask = torch.full(shape, pad_id), torch.zeros(shape, dtype=torch.bool)
+    extra = {name: torch.zeros(shape) for name in per_token}
+    for i, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
+        tokens[i, : length[i]] = torch.tensor([*prompt, *completion])
+        mask[i, len(prompt) : length[i]] = True
+        for name, values in per_token.items():
+            extra[name][i, len(prompt) : length[i]] = torch.tensor(values[i])
+    return Sequences(tokens, length, mask, extra)
+
+
+def row_lengths(batch: Batch) -> Tensor:
+    """``[B]`` tokens of each row, over all its sequences."""
+    return torch.stack([seqs.length for seqs in batch.sequences.values()]).sum(0)
+
+
+def micro_batches(lengths: Tensor, budget: int) -> list[Tensor]:
+    """Row indices of each micro-batch: rows of like length together, rows × longest within the budget.
+
+    A row longer than the budget makes a micro-batch of its own.
+    """
+    groups: list[list[int]] = []
+    longest = 0
+    for row in torch.argsort(lengths, descending=True, stable=True).tolist():
+        if groups and (len(groups[-1]) + 1) * longest <= budget:
+            groups[-1].append(row)
+        else:
+            groups.append([row])
+            longest = int(lengths[row])
+    return [torch.tensor(group) for group in groups]

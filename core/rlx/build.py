@@ -1,0 +1,148 @@
+"""From a plan to a trainer: the one place that knows every part."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rlx_sdk import DataError, Role, RolloutContext, Sampling, SpecError
+from rlx_sdk.contracts import RewardContext
+
+from rlx.checkpoint import read_state, read_tensors
+from rlx.data import Limits, Prepared, Tokenizer, load_tokenizer, open_rows, prepare_rows
+from rlx.data.order import Order
+from rlx.engine import Engine
+from rlx.handles import Handle, RunContext
+from rlx.models import CausalLM, Scorer, load_causal_lm, load_scorer, pick_device, pick_dtype
+from rlx.plan import Plan, context_length
+from rlx.ranks import Ranks, start_distributed
+from rlx.rewards import Provider, RewardPanel
+from rlx.sources import Cursor, OfflineSource, RolloutSource, Source
+from rlx.spec import RewardSpec
+from rlx.trainer import Recorder, Trainer, seed_everything
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Everything that can be read and checked before a model is loaded."""
+
+    tokenizer: Tokenizer
+    train: Prepared
+    held_out: Prepared | None
+    total_steps: int
+
+
+def read_inputs(plan: Plan) -> Inputs:
+    """Tokenizer and data of a plan.
+
+    Raises:
+        ModelError: no tokenizer.
+        DataError: the data cannot be used.
+    """
+    spec = plan.spec
+    tokenizer = load_tokenizer(spec.model.path, spec.model.chat_template, spec.model.trust_remote_code)
+    train = _prepare(plan, spec.data.path, tokenizer)
+    held_out = None
+    if isinstance(spec.data.eval, str):
+        held_out = _prepare(plan, spec.data.eval, tokenizer)
+    elif spec.data.eval:
+        train, held_out = train.split(spec.data.eval)
+    if spec.train.steps is not None:
+        return Inputs(tokenizer, train, held_out, spec.train.steps)
+    rows = len(train) * (spec.train.epochs or 1)
+    return Inputs(tokenizer, train, held_out, -(-rows // spec.train.batch_size))
+
+
+def _prepare(plan: Plan, path: str, tokenizer: Tokenizer) -> Prepared:
+    data, cache = plan.spec.data, Path(plan.spec.data.cache).expanduser()
+    try:
+        return prepare_rows(open_rows(path, cache), plan.needs.data, tokenizer, _limits(plan), data.columns, cache)
+    except DataError as error:
+        if plan.needs.data == plan.needs_with_rewards.data or "it has the columns" not in str(error):
+            raise
+        raise DataError(f"{error}\nOr give --reward NAME: {plan.algorithm.name} then works with prompts alone, on "
+                        "completions that it samples and ranks by the reward.") from error
+
+
+def _limits(plan: Plan) -> Limits:
+    spec = plan.spec
+    context = context_length(Path(spec.model.path).expanduser())
+    if plan.needs.data != "rollouts":
+        return Limits(spec.data.max_prompt, spec.data.max_length or context, spec.data.overlong)
+    left = None if context is None else context - spec.rollout.max_completion
+    if left is not None and left < 1:
+        raise SpecError([f"rollout.max_completion = {spec.rollout.max_completion} leaves no room for a prompt in the "
+                         f"model's context of {context} tokens"])
+    return Limits(spec.data.max_prompt or left, None, spec.data.overlong)
+
+
+def build_rewards(plan: Plan, device: str = "cpu") -> RewardPanel:
+    """The rewards of a plan."""
+    context = RewardContext(device, plan.spec.run.seed)
+    return RewardPanel([_provider(chosen, spec, context)
+                        for chosen, spec in zip(plan.rewards, plan.spec.rewards, strict=True)])
+
+
+def _provider(chosen: Any, spec: RewardSpec, context: RewardContext) -> Provider:
+    label = f"'{chosen.name}' ({chosen.entry.package} {chosen.entry.version})"
+    return Provider(chosen.name, label, spec, chosen.build(context))
+
+
+def build(plan: Plan, inputs: Inputs, recorder: Recorder) -> Trainer:
+    """Load the models, put the trained ones under DeepSpeed, and connect everything."""
+    spec, needs = plan.spec, plan.needs
+    device = pick_device()
+    ranks = start_distributed(device)
+    if ranks.world > 1:
+        raise SpecError([f"this is one of {ranks.world} processes; this version of rlx trains in one process"])
+    dtype = pick_dtype(spec.engine.dtype, device)
+    seed_everything(spec.run.seed, 0, ranks.rank)
+    modules = {role: _load(plan, role, dtype, device) for role in sorted(needs.trains | needs.frozen)}
+    updates = inputs.total_steps * spec.train.minibatches * spec.train.update_epochs
+    engines = {role: Engine(modules[role], getattr(spec.train.optim, role), updates, dtype)
+               for role in sorted(needs.trains)}
+    temperature = spec.rollout.temperature if needs.data == "rollouts" else 1.0
+    handles = {role: Handle(engines[role] if role in engines else module, torch.device(device),
+                            spec.train.micro_tokens, temperature) for role, module in modules.items()}
+    source, exact = _source(plan, inputs, modules, ranks, device, dtype)
+    single = spec.train.minibatches * spec.train.update_epochs == 1
+    context = RunContext(plan.algorithm.name, handles, ranks, temperature, single, exact, spec.rollout.max_completion)
+    return Trainer(plan.algorithm.build(), source, engines, context, ranks, spec.train, spec.run, inputs.total_steps,
+                   inputs.held_out is not None, recorder)
+
+
+def resume(trainer: Trainer, checkpoint: Path) -> dict[str, Any]:
+    """Put a trainer where a checkpoint was taken; returns the whole saved state."""
+    state = read_state(checkpoint)
+    trainer.load_state_dict(state, lambda role: read_tensors(checkpoint, role))
+    return state
+
+
+def _load(plan: Plan, role: Role, dtype: torch.dtype, device: str) -> Any:
+    model = plan.spec.model
+    if role in ("policy", "reference"):
+        module: Any = CausalLM(load_causal_lm(model.path, dtype, model.trust_remote_code).to(device))
+    else:
+        module = Scorer(load_scorer(model.critic.init or model.path, dtype, model.trust_remote_code).to(device))
+    # Dropout would make old and new logprobs of one policy differ.
+    return module.eval().requires_grad_(role in plan.needs.trains)
+
+
+def _source(plan: Plan, inputs: Inputs, modules: dict[Role, Any], ranks: Ranks, device: str,
+            dtype: torch.dtype) -> tuple[Source, bool]:
+    """The source, and whether its rollouts are exactly the policy's."""
+    spec, tokenizer = plan.spec, inputs.tokenizer
+    end = len(inputs.train) * spec.train.epochs if spec.train.epochs else None
+    cursor = Cursor(Order(len(inputs.train), spec.run.seed), spec.train.batch_size, ranks, end)
+    if plan.rollout is None:
+        return OfflineSource(inputs.train, inputs.held_out, cursor, tokenizer), True
+    sampling = Sampling(spec.rollout.temperature, spec.rollout.top_p, spec.rollout.max_completion)
+    longest = (spec.data.max_prompt or 0) + spec.rollout.max_completion
+    backend = plan.rollout.build(RolloutContext(
+        modules["policy"].model, spec.model.path, tokenizer.stop_token_ids, tokenizer.pad_token_id, device,
+        str(dtype).removeprefix("torch."), context_length(Path(spec.model.path)) or longest))
+    source = RolloutSource(inputs.train, inputs.held_out, cursor, tokenizer, backend, build_rewards(plan, device),
+                           sampling, plan.group_size, spec.run.seed)
+    return source, backend.exact

@@ -1,0 +1,142 @@
+"""Checkpoints: one format for every rank count and ZeRO stage, complete or not there at all.
+
+    global_step_50/
+      actor/            HF folder with the tokenizer; critic/ and so on for each trained role
+      state/            <role>.safetensors: float32 weights and Adam moments by HF name; trainer.json
+      manifest.json     size and SHA-256 of every file, written last
+
+Everything is written to a folder of another name, synced, and renamed. Nothing in it is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rlx_sdk import CheckpointError, Role
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from rlx.engine import Engine
+from rlx.text import listing
+
+PREFIX = "global_step_"
+ASIDE = ".writing_"
+FOLDERS: Mapping[Role, str] = {"policy": "actor", "critic": "critic", "reward": "reward"}
+
+
+def save_checkpoint(folder: Path, step: int, engines: Mapping[Role, Engine], tokenizer: Any,
+                    state: Mapping[str, Any], keep: int) -> Path:
+    """Write the checkpoint of a step, verify it, then remove the oldest beyond ``keep``.
+
+    Args:
+        folder: holds all checkpoints of a run.
+        step: steps done.
+        engines: trained roles.
+        tokenizer: HF tokenizer, saved beside each model.
+        state: `Trainer.state_dict` and whatever else a resumed run needs, JSON-able.
+        keep: checkpoints that stay.
+    """
+    aside, final = folder / f"{ASIDE}{step}", folder / f"{PREFIX}{step}"
+    shutil.rmtree(aside, ignore_errors=True)
+    (aside / "state").mkdir(parents=True)
+    for role, engine in engines.items():
+        model = engine.module.model
+        model.save_pretrained(aside / FOLDERS[role])
+        tokenizer.save_pretrained(aside / FOLDERS[role])
+        tensors = {name: tensor.contiguous() for name, tensor in engine.state_dict().items()}
+        save_file(tensors, aside / "state" / f"{role}.safetensors")
+    _write_json(aside / "state" / "trainer.json", state)
+    _write_json(aside / "manifest.json", {str(f.relative_to(aside)): _describe(f) for f in _files(aside)})
+    for file in [*_files(aside), *(p for p in [aside, *aside.rglob("*")] if p.is_dir())]:
+        _sync(file)
+    shutil.rmtree(final, ignore_errors=True)
+    os.replace(aside, final)
+    _sync(folder)
+    verify(final)
+    for old in complete_checkpoints(folder)[:-keep]:
+        shutil.rmtree(old)
+    return final
+
+
+def complete_checkpoints(folder: Path) -> list[Path]:
+    """Checkpoints with a manifest, oldest first. A folder that was being written has another name."""
+    found = [p for p in folder.glob(f"{PREFIX}*") if (p / "manifest.json").is_file()]
+    return sorted(found, key=lambda p: int(p.name.removeprefix(PREFIX)))
+
+
+def newest_intact(folder: Path, say: Callable[[str], None]) -> Path | None:
+    """The newest checkpoint that is whole; damaged ones are named and passed over.
+
+    Raises:
+        CheckpointError: there are checkpoints and none is whole.
+    """
+    for unfinished in sorted(folder.glob(f"{ASIDE}*")):
+        say(f"'{unfinished}' was not finished and is ignored")
+    problems: list[str] = []
+    for checkpoint in reversed(complete_checkpoints(folder)):
+        try:
+            verify(checkpoint)
+        except CheckpointError as error:
+            problems.append(str(error))
+            say(f"{error}; looking for an older one")
+        else:
+            return checkpoint
+    if problems:
+        raise CheckpointError(f"no checkpoint in '{folder}' is whole: {listing(problems)}")
+    return None
+
+
+def verify(checkpoint: Path) -> None:
+    """Compare every file with the manifest.
+
+    Raises:
+        CheckpointError: a file is missing or differs; names it.
+    """
+    try:
+        manifest = json.loads((checkpoint / "manifest.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"checkpoint '{checkpoint}' has no readable manifest.json ({error})") from error
+    for name, wanted in manifest.items():
+        file = checkpoint / name
+        if not file.is_file():
+            raise CheckpointError(f"checkpoint '{checkpoint}' lacks the file {name}")
+        if file.stat().st_size != wanted["bytes"] or _describe(file) != wanted:
+            raise CheckpointError(f"checkpoint '{checkpoint}' is damaged: {name} is not what was written")
+
+
+def read_state(checkpoint: Path) -> dict[str, Any]:
+    """What was saved beside the tensors."""
+    state: dict[str, Any] = json.loads((checkpoint / "state" / "trainer.json").read_text(encoding="utf-8"))
+    return state
+
+
+def read_tensors(checkpoint: Path, role: Role) -> dict[str, Tensor]:
+    """A role's weights and moments."""
+    return load_file(checkpoint / "state" / f"{role}.safetensors")
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    yield from sorted(p for p in folder.rglob("*") if p.is_file())
+
+
+def _describe(file: Path) -> dict[str, Any]:
+    with file.open("rb") as stream:
+        return {"bytes": file.stat().st_size, "sha256": hashlib.file_digest(stream, "sha256").hexdigest()}
+
+
+def _write_json(file: Path, value: Any) -> None:
+    file.write_text(json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False), encoding="utf-8")
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

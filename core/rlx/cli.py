@@ -1,0 +1,213 @@
+"""The command line. Everything heavy is imported inside the command that needs it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False,
+                  help="Train language models after pretraining, from plugins.")
+
+SpecFile = Annotated[Path | None, typer.Argument(metavar="[SPEC.yaml]", help="Settings; flags go on top.")]
+Algo = Annotated[str | None, typer.Option(help="Algorithm, e.g. ppo, dpo, sft.")]
+RewardFlag = Annotated[list[str] | None, typer.Option("--reward", help="Reward NAME or NAME=WEIGHT; may be repeated.")]
+Model = Annotated[str | None, typer.Option(help="HF folder, hub name or .gguf file. Default: the bundled quickstart.")]
+Data = Annotated[str | None, typer.Option(help="A parquet or jsonl file.")]
+Rollout = Annotated[str | None, typer.Option(help="Rollout backend, e.g. hf.")]
+Steps = Annotated[int | None, typer.Option(help="Steps to train.")]
+Resume = Annotated[str | None, typer.Option(help="'auto', or a checkpoint's folder.")]
+RunName = Annotated[str | None, typer.Option("--name", help="Name of the run's folder.")]
+SetFlag = Annotated[list[str] | None, typer.Option("--set", help="Any setting: a.b=value; may be repeated.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON document on standard output, all else on standard error.")]
+
+
+@app.command()
+def train(spec: SpecFile = None, algo: Algo = None, reward: RewardFlag = None, model: Model = None, data: Data = None,
+          rollout: Rollout = None, steps: Steps = None, resume: Resume = None, name: RunName = None,
+          settings: SetFlag = None, json: Json = False) -> None:
+    """Train. Without --model: a bundled small model and data."""
+    given = _settings(spec, algo, reward, model, data, rollout, steps, resume, name, settings)
+    _train(lambda registry: _resolve(registry, given), json)
+
+
+@app.command()
+def resume(run: Annotated[Path, typer.Argument(help="A run's folder.")], steps: Steps = None, settings: SetFlag = None,
+           json: Json = False) -> None:
+    """Continue a run from its newest checkpoint, with its own spec."""
+    def plan(registry: Any) -> Any:
+        from rlx.layers import assign, merge
+        from rlx.plan import resolve
+        from rlx.runs import load_saved_spec
+
+        tree = merge(load_saved_spec(run), _settings(None, steps=steps, settings=settings))
+        assign(tree, "run.dir", str(run.absolute().parent))
+        assign(tree, "run.name", run.absolute().name)
+        assign(tree, "run.resume", "auto")
+        return resolve(registry, tree, saved=True)
+
+    _train(plan, json)
+
+
+@app.command()
+def check(spec: SpecFile = None, algo: Algo = None, reward: RewardFlag = None, model: Model = None, data: Data = None,
+          rollout: Rollout = None, steps: Steps = None, resume: Resume = None, name: RunName = None,
+          settings: SetFlag = None, json: Json = False) -> None:
+    """Find what could fail in a training, without starting it. Takes the arguments of train."""
+    given = _settings(spec, algo, reward, model, data, rollout, steps, resume, name, settings)
+    with _errors():
+        from rlx.check import check_plan
+        from rlx.registry import Registry
+
+        report = check_plan(_resolve(Registry.discover(), given))
+        _print_json(report) if json else typer.echo("\n".join(f"{k}: {v}" for k, v in report.items()))
+
+
+@app.command()
+def plugins(json: Json = False) -> None:
+    """List installed plugins, their packages, and what is broken and why."""
+    with _errors():
+        from rlx.registry import KINDS, Registry
+
+        registry = Registry.discover()
+        found = [{"kind": kind, "name": e.name, "package": e.package, "version": e.version,
+                  "summary": e.plugin.summary, "missing": e.missing()} for kind in KINDS for e in registry.entries(kind)]
+        broken = [{"name": b.name, "package": b.package, "reason": b.reason} for b in registry.broken]
+        if json:
+            _print_json({"plugins": found, "broken": broken})
+            return
+        for p in found:
+            lacks = "".join(f"  [needs pip install '{what}']" for what in p["missing"].values())
+            typer.echo(f"{p['kind']:<10} {p['name']:<16} {p['package']} {p['version']:<8} {p['summary']}{lacks}")
+        for b in broken:
+            typer.echo(f"broken     {b['name']:<16} {b['package']}: {b['reason']}")
+
+
+@app.command()
+def show(name: Annotated[str, typer.Argument(help="A plugin's name.")], json: Json = False) -> None:
+    """Show a plugin's options, their types and defaults."""
+    with _errors():
+        from rlx.describe import describe_plugin, option_lines
+
+        found = describe_plugin(name)
+        if json:
+            _print_json(found)
+            return
+        for plugin in found:
+            typer.echo(f"{plugin['kind']} {plugin['name']} ({plugin['package']}): {plugin['summary']}")
+            typer.echo("\n".join(option_lines(plugin["options"])) or "  no options")
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON schema of a spec, options of the installed plugins included."""
+    with _errors():
+        from rlx.describe import spec_schema
+
+        _print_json(spec_schema())
+
+
+@app.command()
+def sample(checkpoint: Annotated[str, typer.Argument(help="A run, a checkpoint, or an HF folder.")],
+           prompts: Annotated[str, typer.Option(help="A file with prompts, or one prompt as text.")],
+           n: Annotated[int, typer.Option(help="Completions a prompt.", min=1)] = 1,
+           limit: Annotated[int, typer.Option(help="Prompts at most.", min=1)] = 8,
+           max_completion: Annotated[int, typer.Option(help="Tokens a completion may have.", min=1)] = 256,
+           temperature: Annotated[float, typer.Option(help="Sampling temperature.", min=1e-3)] = 1.0,
+           seed: Annotated[int, typer.Option(help="Decides the samples.", min=0)] = 0, json: Json = False) -> None:
+    """Sample completions from a checkpoint or any HF model."""
+    with _errors():
+        from rlx.sample import sample_model
+
+        found = sample_model(checkpoint, prompts, n=n, limit=limit, max_completion=max_completion,
+                             temperature=temperature, seed=seed)
+        if json:
+            _print_json(found)
+            return
+        for one in found:
+            typer.echo(f"> {one['prompt']}\n{one['completion']}\n")
+
+
+def _settings(spec: Path | None, algo: str | None = None, reward: list[str] | None = None, model: str | None = None,
+              data: str | None = None, rollout: str | None = None, steps: int | None = None,
+              resume: str | None = None, name: str | None = None, settings: list[str] | None = None) -> dict[str, Any]:
+    """Spec file and flags as one tree of settings."""
+    with _errors():
+        from rlx.layers import assign, merge, parse_value, read_spec_file
+        from rlx_sdk import SpecError
+
+        over: dict[str, Any] = {}
+        for setting, value in (("algo.name", algo), ("model.path", model), ("data.path", data),
+                               ("rollout.name", rollout), ("train.steps", steps), ("run.resume", resume),
+                               ("run.name", name)):
+            if value is not None:
+                assign(over, setting, value)
+        if reward:
+            over["rewards"] = [_reward(text) for text in reward]
+        for text in settings or ():
+            setting, equals, value = text.partition("=")
+            if not equals:
+                raise SpecError([f"--set {text}: write it as setting=value, e.g. --set train.batch_size=64"])
+            assign(over, setting.strip(), parse_value(value))
+        return merge(read_spec_file(spec) if spec else {}, over)
+
+
+def _reward(text: str) -> dict[str, Any]:
+    from rlx.layers import parse_value
+
+    name, equals, weight = text.rpartition("=")
+    return {"name": name, "weight": parse_value(weight)} if equals else {"name": text}
+
+
+def _resolve(registry: Any, given: dict[str, Any]) -> Any:
+    from rlx.plan import resolve
+
+    return resolve(registry, given)
+
+
+def _train(make_plan: Any, json: bool) -> None:
+    with _errors():
+        from rlx.registry import Registry
+        from rlx.view import View
+
+        plan = make_plan(Registry.discover())
+        from rlx.run import run
+
+        view = View(sys.stderr if json else sys.stdout)
+        result = run(plan, view)
+        view.done(result)
+        if json:
+            _print_json({"run": str(result.run), "checkpoint": str(result.checkpoint), "steps": result.steps,
+                         "metrics": dict(result.metrics)})
+
+
+def _print_json(value: Any) -> None:
+    import json
+
+    typer.echo(json.dumps(value, indent=1, ensure_ascii=False))
+
+
+class _errors:  # noqa: N801 - reads as a block
+    """Errors of ours as a message and an exit code: 2 for bad input, 1 for a failure; a bug keeps its traceback."""
+
+    def __enter__(self) -> None:
+        """Nothing to set up."""
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        """Turn an `RlxError` into an exit."""
+        from rlx_sdk import InputError, RlxError
+
+        if isinstance(error, RlxError):
+            _fail(str(error), 2 if isinstance(error, InputError) else 1)
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    typer.echo(f"error: {message}", err=True)
+    raise typer.Exit(code)
+
+
+def main() -> None:
+    """The program."""
+    app(prog_name="rlx")

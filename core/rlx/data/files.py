@@ -1,0 +1,150 @@
+"""Data files become memory-mapped rows.
+
+A file is converted once, in a stream, to an Arrow file in the cache, named by the hash of its content; after that only
+the rows that are looked at are read. Parquet keeps its columns; of jsonl each line is kept as text and parsed when
+asked for, so that values reach rewards exactly as they were written (an absent key stays absent, a date stays text).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from rlx_sdk import DataError
+
+from rlx.text import did_you_mean
+
+BATCH_ROWS = 1024
+LINE_COLUMN = "__json_line__"
+_JSONL = pa.schema([(LINE_COLUMN, pa.large_string())])
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of a data file, memory-mapped.
+
+    Attributes:
+        file: as the user named it.
+        fingerprint: hash of the content.
+        columns: names, in order; of jsonl those of the first row.
+    """
+
+    file: str
+    fingerprint: str
+    columns: tuple[str, ...]
+    table: pa.Table
+
+    def __len__(self) -> int:
+        """The number of rows."""
+        return int(self.table.num_rows)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """One row as plain Python values; indices count from 0."""
+        row: dict[str, Any] = self.table.slice(index, 1).to_pylist()[0]
+        return json.loads(row[LINE_COLUMN]) if LINE_COLUMN in row else row
+
+
+def open_rows(path: str, cache_dir: Path) -> Rows:
+    """Open a parquet or jsonl file.
+
+    Raises:
+        DataError: no such file, an unknown kind, no rows, or a line that is not a JSON object (with its number).
+    """
+    file = _find(path)
+    convert = _CONVERTERS.get(file.suffix)
+    if convert is None:
+        raise DataError(f"data file '{path}': rlx reads {' and '.join(_CONVERTERS)} files, not '{file.suffix}'.")
+    with file.open("rb") as stream:
+        fingerprint = hashlib.file_digest(stream, "sha256").hexdigest()
+    table = cached_table(cache_dir / f"rows-{fingerprint[:32]}{file.suffix}.arrow", lambda: convert(file))
+    if not table.num_rows:
+        raise DataError(f"data file '{path}' has 0 rows; there is nothing to train on.")
+    columns = tuple(table.column_names)
+    if columns == (LINE_COLUMN,):
+        columns = tuple(json.loads(table.column(0)[0].as_py()))
+    return Rows(path, fingerprint, columns, table)
+
+
+def cached_table(cached: Path, make: Callable[[], tuple[pa.Schema, Iterator[pa.RecordBatch]]]) -> pa.Table:
+    """The memory-mapped Arrow file at ``cached``, made first if it is not there.
+
+    Written aside and renamed, so that a killed or a second process never leaves or reads half a file.
+    """
+    if not cached.exists():
+        schema, batches = make()
+        cached.parent.mkdir(parents=True, exist_ok=True)
+        handle, aside = tempfile.mkstemp(dir=cached.parent)
+        try:
+            with os.fdopen(handle, "wb") as stream, pa.ipc.new_file(stream, schema) as writer:
+                for batch in batches:
+                    writer.write_batch(batch)
+            os.replace(aside, cached)
+        except BaseException:
+            os.unlink(aside)
+            raise
+    return pa.ipc.open_file(pa.memory_map(str(cached))).read_all()
+
+
+def _find(path: str) -> Path:
+    file = Path(path).expanduser()
+    if file.is_file():
+        return file
+    if file.is_dir():
+        raise DataError(f"data path '{path}' is a folder; name one file in it.")
+    siblings = [p.name for p in file.parent.iterdir()] if file.parent.is_dir() else []
+    hint = did_you_mean(file.name, siblings)
+    raise DataError(f"there is no data file '{path}' (looked at {file.absolute()}).{hint}")
+
+
+def _from_parquet(file: Path) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+    try:
+        source = pq.ParquetFile(file)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise DataError(f"data file '{file}' is not a readable parquet file: {error}") from error
+    # pandas keeps a filtered frame's index as a column of this name; nobody wrote it.
+    names = [n for n in source.schema_arrow.names if not n.startswith("__index_level_")]
+    schema = pa.schema([source.schema_arrow.field(n) for n in names])
+    batches = source.iter_batches(BATCH_ROWS, columns=names)
+    return schema, (pa.RecordBatch.from_arrays(b.columns, schema=schema) for b in batches)
+
+
+def _from_jsonl(file: Path) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+    return _JSONL, _jsonl_batches(file)
+
+
+def _jsonl_batches(file: Path) -> Iterator[pa.RecordBatch]:
+    lines: list[str] = []
+    with file.open(encoding="utf-8-sig", newline="\n") as stream:
+        try:
+            for number, line in enumerate(stream, 1):
+                if line.strip():
+                    lines.append(_checked(file, number, line.strip()))
+                if len(lines) == BATCH_ROWS:
+                    yield pa.RecordBatch.from_arrays([pa.array(lines, pa.large_string())], schema=_JSONL)
+                    lines = []
+        except UnicodeDecodeError as error:
+            raise DataError(f"data file '{file}' is not UTF-8 text: {error}") from error
+    yield pa.RecordBatch.from_arrays([pa.array(lines, pa.large_string())], schema=_JSONL)
+
+
+def _checked(file: Path, number: int, line: str) -> str:
+    try:
+        value = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise DataError(f"data file '{file}', line {number} is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise DataError(f"data file '{file}', line {number} is a JSON {type(value).__name__}; each line must be an "
+                        'object such as {"prompt": "…"}.')
+    return line
+
+
+_CONVERTERS: dict[str, Callable[[Path], tuple[pa.Schema, Iterator[pa.RecordBatch]]]] = {
+    ".parquet": _from_parquet, ".jsonl": _from_jsonl}

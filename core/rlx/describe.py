@@ -1,0 +1,64 @@
+"""Plugins and the spec described from the code itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rlx_sdk import PluginError
+
+from rlx.registry import KINDS, Registry
+from rlx.spec import Spec
+from rlx.text import did_you_mean
+
+
+def describe_plugin(name: str) -> list[dict[str, Any]]:
+    """Every plugin of that name, whatever its kind, with the JSON schema of its options.
+
+    Raises:
+        PluginError: there is none.
+    """
+    registry = Registry.discover()
+    entries = [(kind, e) for kind in KINDS for e in registry.entries(kind) if name in (e.name, f"{e.package}/{e.name}")]
+    if not entries:
+        known = [e.name for kind in KINDS for e in registry.entries(kind)]
+        raise PluginError(f"no plugin '{name}'.{did_you_mean(name, known)} (rlx plugins lists {len(known)})")
+    return [{"kind": kind, "name": e.name, "package": e.package, "version": e.version, "summary": e.plugin.summary,
+             "missing": e.missing(), "options": {} if e.missing() else e.plugin.config().model_json_schema()}
+            for kind, e in entries]
+
+
+def option_lines(schema: Mapping[str, Any]) -> Iterator[str]:
+    """``name: type = default  what it does``, one line an option."""
+    yield from _lines(schema, schema.get("$defs", {}), "  ")
+
+
+def _lines(schema: Mapping[str, Any], definitions: Mapping[str, Any], indent: str) -> Iterator[str]:
+    for name, field in schema.get("properties", {}).items():
+        nested = definitions.get(field.get("$ref", "").rpartition("/")[2])
+        if nested is not None:
+            yield f"{indent}{name}: {field.get('description', nested.get('description', ''))}"
+            yield from _lines(nested, definitions, indent + "  ")
+        else:
+            default = f" = {field['default']!r}" if "default" in field else ""
+            yield f"{indent}{name}: {_type(field)}{default}  {field.get('description', '')}"
+
+
+def _type(field: Mapping[str, Any]) -> str:
+    if "anyOf" in field:
+        return " or ".join(_type(f) for f in field["anyOf"])
+    if "enum" in field:
+        return " | ".join(map(str, field["enum"]))
+    low, high = (next((f"{sign} {field[k]}" for k, sign in keys if k in field), "") for keys in (
+        (("minimum", ">="), ("exclusiveMinimum", ">")), (("maximum", "<="), ("exclusiveMaximum", "<"))))
+    bounds = ", ".join(b for b in (low, high) if b)
+    return f"{field.get('type', 'any')}{f' ({bounds})' if bounds else ''}"
+
+
+def spec_schema() -> dict[str, Any]:
+    """The JSON schema of the spec, with the options of every installed plugin under ``x-plugins``."""
+    registry = Registry.discover()
+    schema = Spec.model_json_schema()
+    schema["x-plugins"] = {kind: {e.name: e.plugin.config().model_json_schema() for e in registry.entries(kind)
+                                  if not e.missing()} for kind in KINDS}
+    return schema

@@ -1,0 +1,27 @@
+"""What a model path means to HF libraries, and what a failure to load it means to a user."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+
+def pretrained_args(path: str) -> dict[str, Any]:
+    """Arguments of ``from_pretrained`` for a folder, a hub name, or one ``.gguf`` file."""
+    if path.endswith(".gguf"):
+        file = Path(path)
+        return {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
+    return {"pretrained_model_name_or_path": path}
+
+
+def explain_load_failure(path: str, what: str, error: Exception) -> str:
+    """What is wrong with a model path, and the fix."""
+    local = Path(path)
+    reason = str(error).strip().partition("\n")[0]
+    if local.is_dir():
+        found = ", ".join(sorted(p.name for p in local.iterdir())[:8]) or "nothing"
+        return f"no {what} could be loaded from the folder '{local.resolve()}' (it holds {found}): {reason}"
+    if local.exists():
+        return f"no {what} could be loaded from '{local.resolve()}': {reason}"
+    return (f"model '{path}': there is no such folder ({local.absolute()}), and it could not be had as a hub name "
+            f"either: {reason}. Give --model a folder with config.json and *.safetensors, or a .gguf file.")

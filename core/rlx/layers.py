@@ -1,0 +1,136 @@
+"""Where settings come from: the quickstart, a spec file, flags; later ones win, and each keeps its origin."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from rlx_sdk import SpecError
+
+QUICKSTART = Path(__file__).parent / "quickstart" / "quickstart.yaml"
+MINIMAL = "algo: {name: ppo}\nmodel: {path: MODEL_FOLDER}\ndata: {path: DATA_FILE}\nrewards: [{name: polite_length}]\ntrain: {steps: 10}"
+_PATHS = ("model.path", "model.chat_template", "model.critic.init", "data.path", "data.eval")
+_EITHER = (("train.steps", "train.epochs"),)
+
+Tree = dict[str, Any]
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.2's numbers and booleans: 1e-5 is a number, ``no`` is text, dates stay text, a key stands once."""
+
+    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - PyYAML's own protocol
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        twice = next((k for k in keys if keys.count(k) > 1), None)
+        if twice is not None:
+            raise yaml.constructor.ConstructorError(None, None, f"the key '{twice}' stands twice", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+def _resolvers() -> Iterator[tuple[str, str, str]]:
+    yield "null", r"^(?:~|null|Null|NULL|)$", "~nN\0"
+    yield "bool", r"^(?:true|True|TRUE|false|False|FALSE)$", "tTfF"
+    yield "int", r"^[-+]?[0-9]+$", "-+0123456789"
+    yield "float", r"^[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?$", "-+0123456789."
+
+
+def _teach(loader: type[_Loader]) -> None:
+    import re
+
+    for tag, pattern, first in _resolvers():
+        loader.add_implicit_resolver(f"tag:yaml.org,2002:{tag}", re.compile(pattern), [c.strip("\0") for c in first])
+
+
+_teach(_Loader)
+
+
+def parse_value(text: str) -> Any:
+    """A flag's value as YAML reads it."""
+    try:
+        return yaml.load(text, _Loader)  # noqa: S506 - a SafeLoader
+    except yaml.YAMLError:
+        return text
+
+
+def read_spec_file(path: Path) -> Tree:
+    """A spec file as a tree; its paths are taken relative to the file where that exists, else as given.
+
+    Raises:
+        SpecError: unreadable, not YAML, or not one mapping.
+    """
+    try:
+        documents = list(yaml.load_all(path.read_text(encoding="utf-8"), _Loader))  # noqa: S506 - a SafeLoader
+    except OSError as error:
+        raise SpecError([f"spec file '{path}' cannot be read: {error.strerror or error}"]) from error
+    except yaml.YAMLError as error:
+        raise SpecError([f"spec file '{path}' is not valid YAML: {error}"]) from error
+    if len(documents) > 1:
+        raise SpecError([f"spec file '{path}' holds {len(documents)} documents (split by '---'); keep one."])
+    tree = documents[0] if documents else None
+    if not isinstance(tree, dict):
+        what = "is empty" if tree is None else f"holds a {type(tree).__name__}, not settings by name"
+        raise SpecError([f"spec file '{path}' {what}. A minimal one:\n{MINIMAL}"])
+    for setting in _PATHS:
+        value = lookup(tree, setting)
+        if isinstance(value, str) and (path.parent / value).exists():
+            assign(tree, setting, str(path.parent / value))
+    return tree
+
+
+def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> Tree:
+    """``over`` on top of ``base``; of settings that exclude each other, only the one in ``over`` stays."""
+    merged = copy.deepcopy(dict(base))
+    for pair in _EITHER:
+        for one, other in (pair, pair[::-1]):
+            if lookup(over, one) is not None:
+                remove(merged, other)
+    _merge_into(merged, over)
+    return merged
+
+
+def _merge_into(tree: Tree, over: Mapping[str, Any]) -> None:
+    for key, value in over.items():
+        if isinstance(value, Mapping) and isinstance(tree.get(key), dict):
+            _merge_into(tree[key], value)
+        else:
+            tree[key] = copy.deepcopy(dict(value) if isinstance(value, Mapping) else value)
+
+
+def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """The dotted names of all settings in a tree."""
+    for key, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            yield from leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}"
+
+
+def lookup(tree: Mapping[str, Any], setting: str) -> Any:
+    """The value of a dotted name, or None."""
+    here: Any = tree
+    for part in setting.split("."):
+        here = here.get(part) if isinstance(here, Mapping) else None
+    return here
+
+
+def assign(tree: Tree, setting: str, value: Any) -> None:
+    """Set a dotted name."""
+    *parents, last = setting.split(".")
+    for part in parents:
+        here = tree.setdefault(part, {})
+        if not isinstance(here, dict):
+            raise SpecError([f"'{setting}': '{part}' is already set to {here!r}, so nothing can be set inside it."])
+        tree = here
+    tree[last] = value
+
+
+def remove(tree: Tree, setting: str) -> None:
+    """Remove a dotted name, if it is there."""
+    parent, _, last = setting.rpartition(".")
+    here = lookup(tree, parent) if parent else tree
+    if isinstance(here, dict):
+        here.pop(last, None)

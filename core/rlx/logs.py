@@ -1,0 +1,41 @@
+"""Other libraries' chatter goes to a file of the run, not between the user and the numbers."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+NOISY = ("DeepSpeed", "deepspeed", "transformers", "torch", "py.warnings")
+
+
+@contextlib.contextmanager
+def library_log(path: Path | None) -> Iterator[None]:
+    """Send the libraries' logging, warnings and prints to ``path``, or nowhere for None, until the block ends."""
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()
+    with contextlib.ExitStack() as stack:
+        stream = stack.enter_context(path.open("a", encoding="utf-8")) if path else None
+        handler = logging.StreamHandler(stream) if stream else logging.NullHandler()
+        handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
+        stack.enter_context(contextlib.redirect_stdout(stream or sys.stderr))
+        stack.enter_context(warnings.catch_warnings())
+        logging.captureWarnings(True)
+        stack.callback(logging.captureWarnings, False)
+        for name in NOISY:
+            stack.enter_context(_only(logging.getLogger(name), handler))
+        yield
+
+
+@contextlib.contextmanager
+def _only(logger: logging.Logger, handler: logging.Handler) -> Iterator[None]:
+    before = logger.handlers, logger.propagate
+    logger.handlers, logger.propagate = [handler], False
+    try:
+        yield
+    finally:
+        logger.handlers, logger.propagate = before

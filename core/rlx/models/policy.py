@@ -1,0 +1,78 @@
+"""The two kinds of model that training needs, around plain HF modules."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from rlx_sdk import ModelError
+from torch import Tensor, nn
+
+from rlx.models.logprobs import install_logprob_head
+
+
+class CausalLM(nn.Module):
+    """An HF causal language model that answers with logprobs of chosen tokens instead of logits.
+
+    The decoder runs over the whole sequence; the head only over positions whose next token is in the mask.
+    Attribute ``model`` is the plain HF model.
+    """
+
+    def __init__(self, model: Any) -> None:
+        """Wrap the model; raises `ModelError` if its head does more than one linear map."""
+        super().__init__()
+        self.model = model
+        _refuse_transformed_logits(model)
+        install_logprob_head(model.get_output_embeddings())
+
+    def forward(self, tokens: Tensor, mask: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+        """Logprobs and entropy, ``[B, T]`` float32 each, 0 where the mask is false.
+
+        Args:
+            tokens: ``[B, T]``, right-padded: no real token attends to padding, so no attention mask is needed.
+            mask: ``[B, T]`` bool; column 0 is ignored, since nothing predicts token 0.
+            temperature: logits are divided by it.
+        """
+        wanted = mask[:, 1:].bool()
+        hidden = self.model.get_decoder()(input_ids=tokens, use_cache=False).last_hidden_state
+        picked = self.model.get_output_embeddings()(hidden[:, :-1][wanted], targets=tokens[:, 1:][wanted],
+                                                    temperature=temperature)
+        logprobs, entropy = (_scatter(x, wanted) for x in picked)
+        return logprobs, entropy
+
+
+class Scorer(nn.Module):
+    """An HF sequence-classification model with one label: a critic, or a reward model.
+
+    Attribute ``model`` is the plain HF model.
+    """
+
+    def __init__(self, model: Any) -> None:
+        """Wrap the model."""
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """``[B, T]`` float32: the number read off each token, having seen it and all before."""
+        hidden = getattr(self.model, self.model.base_model_prefix)(input_ids=tokens, use_cache=False).last_hidden_state
+        scores: Tensor = self.model.score(hidden).squeeze(-1)
+        return scores.float()
+
+
+def _scatter(picked: Tensor, wanted: Tensor) -> Tensor:
+    """``[N]`` back to ``[B, T]``, on the graph, with a first column of zeros."""
+    grid = picked.new_zeros(wanted.shape).masked_scatter(wanted, picked)
+    return nn.functional.pad(grid, (1, 0))
+
+
+@torch.no_grad()
+def _refuse_transformed_logits(model: Any) -> None:
+    """Some architectures cap or scale logits after the head; their logprobs would be silently wrong."""
+    device = next(model.parameters()).device
+    tokens = torch.arange(1, 9, device=device)[None] % model.config.get_text_config().vocab_size
+    hidden = model.get_decoder()(input_ids=tokens, use_cache=False).last_hidden_state
+    plain = model.get_output_embeddings()(hidden).float()
+    full = model(input_ids=tokens, use_cache=False).logits.float()
+    if not torch.allclose(plain, full, rtol=1e-2, atol=1e-2):
+        raise ModelError(f"{type(model).__name__} changes its logits after the output layer (soft-capping or scaling); "
+                         "rlx would compute wrong logprobs for it, so it is refused. Use another architecture.")

@@ -1,0 +1,51 @@
+"""Clipped objectives, arXiv 1707.06347."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from rlx.ops.masked import clamped_exp
+
+
+class PolicyLoss(NamedTuple):
+    """``[B, T]`` each: loss a token, ratio, and where the clipped branch or the dual clip decided."""
+
+    loss: Tensor
+    ratio: Tensor
+    clipped: Tensor
+    dual_clipped: Tensor
+
+
+def policy_loss(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, clip_low: float, clip_high: float,
+                dual_clip: float | None = None) -> PolicyLoss:
+    """``max(−A·ρ, −A·clip(ρ, 1 − clip_low, 1 + clip_high))``, ρ = exp(logprobs − old_logprobs).
+
+    With a dual clip c > 1 (arXiv 1912.09729), where A < 0 the loss is at most ``−A·c``.
+    """
+    ratio = clamped_exp(logprobs - old_logprobs)
+    plain = -advantages * ratio
+    bounded = -advantages * ratio.clamp(1 - clip_low, 1 + clip_high)
+    loss = torch.maximum(plain, bounded)
+    dual_clipped = torch.zeros_like(loss, dtype=torch.bool)
+    if dual_clip is not None:
+        ceiling = -advantages * dual_clip
+        dual_clipped = (advantages < 0) & (loss > ceiling)
+        loss = torch.where(dual_clipped, ceiling, loss)
+    return PolicyLoss(loss, ratio, bounded > plain, dual_clipped)
+
+
+def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float | None) -> Tensor:
+    """``½·max((V − R)², (clip(V, V_old ± clip) − R)²)`` a token; without the second branch if ``clip`` is None."""
+    squares = (values - returns) ** 2
+    if clip is not None:
+        near = torch.minimum(torch.maximum(values, old_values - clip), old_values + clip)
+        squares = torch.maximum(squares, (near - returns) ** 2)
+    return 0.5 * squares
+
+
+def truncated_importance(logprobs: Tensor, rollout_logprobs: Tensor, limit: float) -> Tensor:
+    """``min(exp(logprobs − rollout_logprobs), limit)`` a token, detached: corrects for a sampler that is not exact."""
+    return clamped_exp(logprobs - rollout_logprobs).clamp(max=limit).detach()

@@ -1,0 +1,138 @@
+"""Finds plugins: entry points of the group ``rlx``, loaded one by one, so that a broken one breaks nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any, get_args
+
+import pluggy
+from rlx_sdk import Kind, Plugin, PluginError, hooks
+
+from rlx.text import did_you_mean, listing
+
+GROUP = "rlx"
+KINDS: tuple[Kind, ...] = get_args(Kind)
+_HOOKS: dict[str, Kind] = {f"rlx_{kind}s": kind for kind in KINDS}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A plugin and the package it came from."""
+
+    plugin: Any
+    package: str
+    version: str
+
+    @property
+    def name(self) -> str:
+        """The plugin's name."""
+        name: str = self.plugin.name
+        return name
+
+    def missing(self) -> dict[str, str]:
+        """Packages it requires that are not installed, each with what to install."""
+        return {module: what for module, what in self.plugin.requires.items() if importlib.util.find_spec(module) is None}
+
+
+@dataclass(frozen=True)
+class BrokenPlugin:
+    """An entry point that could not be used, and why."""
+
+    name: str
+    package: str
+    reason: str
+
+
+class Registry:
+    """The plugins of one program run. Made once and passed on; there is no global one."""
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self._entries: dict[Kind, list[Entry]] = {kind: [] for kind in KINDS}
+        self.broken: list[BrokenPlugin] = []
+
+    @classmethod
+    def discover(cls) -> Registry:
+        """Load every installed plugin package."""
+        registry = cls()
+        points = {(p.name, p.value): p for p in metadata.entry_points(group=GROUP)}
+        for point in sorted(points.values(), key=lambda p: (p.dist.name if p.dist else "", p.name)):
+            package, version = (point.dist.name, point.dist.version) if point.dist else ("unknown package", "?")
+            try:
+                with stdout_to_stderr():
+                    plugin = point.load()
+                    registry.add(plugin, package, version)
+            except Exception as error:  # anything a stranger's module may raise; shown, and fatal when it is named
+                registry.broken.append(BrokenPlugin(point.name, package, _reason(error)))
+        return registry
+
+    def add(self, plugin: object, package: str, version: str = "?") -> None:
+        """Take the plugins that a module or object offers through its hooks.
+
+        Raises:
+            PluginError: it implements a hook that does not exist, or with other arguments, or returns something else.
+        """
+        manager = pluggy.PluginManager(hooks.PROJECT)
+        manager.add_hookspecs(hooks)
+        try:
+            manager.register(plugin)
+        except pluggy.PluginValidationError as error:
+            raise PluginError(str(error)) from error
+        callers = manager.get_hookcallers(plugin) or []
+        for caller in callers:
+            if not caller.has_spec():
+                raise PluginError(f"it implements the hook '{caller.name}', which rlx does not have."
+                                  f"{did_you_mean(caller.name, _HOOKS)} (hooks: {', '.join(_HOOKS)})")
+        if not callers:
+            raise PluginError(f"it implements none of the hooks {', '.join(_HOOKS)}")
+        for caller in callers:
+            for record in caller()[0]:
+                if not isinstance(record, Plugin):
+                    raise PluginError(f"{caller.name}() returned {record!r:.60}; plugin records of rlx_sdk are expected")
+                self._entries[_HOOKS[caller.name]].append(Entry(record, package, version))
+
+    def entries(self, kind: Kind) -> list[Entry]:
+        """All plugins of a kind, by name."""
+        return sorted(self._entries[kind], key=lambda e: (e.name, e.package))
+
+    def get(self, kind: Kind, name: str) -> Entry:
+        """The plugin of that name, or ``package/name``.
+
+        Raises:
+            PluginError: unknown (with the nearest name and what is broken), ambiguous, or lacking a package.
+        """
+        package, _, plain = name.rpartition("/")
+        found = [e for e in self._entries[kind] if e.name == plain and package in ("", e.package)]
+        if not found:
+            raise PluginError(self._unknown(kind, name, plain))
+        if len(found) > 1:
+            owners = " and ".join(f"'{e.package}/{e.name}'" for e in found)
+            raise PluginError(f"{kind} '{name}' is offered by several packages; write {owners}")
+        for module, what in found[0].missing().items():
+            raise PluginError(f"{kind} '{name}' needs the package '{module}', which is not installed: "
+                              f"pip install '{what}'")
+        return found[0]
+
+    def _unknown(self, kind: Kind, name: str, plain: str) -> str:
+        known = [e.name for e in self.entries(kind)]
+        text = f"no {kind} '{name}'.{did_you_mean(plain, known)} Installed: {listing(known, 12) or 'none'}."
+        if self.broken:
+            broken = "; ".join(f"{b.name} of {b.package} ({b.reason})" for b in self.broken)
+            text += f" Plugins that could not be loaded: {broken}."
+        return text
+
+
+@contextlib.contextmanager
+def stdout_to_stderr() -> Iterator[None]:
+    """Standard output is rlx's own: what a plugin prints goes to standard error."""
+    with contextlib.redirect_stdout(sys.stderr):
+        yield
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}" if not isinstance(error, PluginError) else str(error)

@@ -1,0 +1,126 @@
+"""One run from a plan to its result: what the command line and Python both call."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rlx_sdk import Tracker, TrackerContext, TrainingError
+
+from rlx.plan import Plan
+from rlx.view import View
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run left behind.
+
+    Attributes:
+        run: the run's folder.
+        checkpoint: the last one; its ``actor`` is a plain HF folder.
+        steps: done in all.
+        metrics: of the last step, and of the last evaluation (``eval/…``).
+    """
+
+    run: Path
+    checkpoint: Path
+    steps: int
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+def run(plan: Plan, view: View) -> Result:
+    """Train.
+
+    Raises:
+        InputError: found before any model is loaded.
+        RunError: training could not go on.
+    """
+    from rlx.build import build, read_inputs, resume
+    from rlx.logs import library_log
+    from rlx.runs import open_run
+
+    with contextlib.ExitStack() as stack:
+        folder, checkpoint = open_run(plan, view.note)
+        with library_log(None):
+            inputs = read_inputs(plan)
+        view.inputs(plan, inputs)
+        folder.start(plan)
+        stack.enter_context(library_log(folder.path / "libraries.log"))
+        recorder = _Recorder(folder, view, inputs.tokenizer.hf, plan)
+        trainer = build(plan, inputs, recorder)
+        stack.callback(trainer.source.close)
+        saved: dict[str, Any] = {}
+        if checkpoint is not None:
+            saved = resume(trainer, checkpoint)
+            folder.rewind(trainer.step)
+            view.note(f"continuing from '{checkpoint}', step {trainer.step}")
+        already = trainer.step
+        recorder.trackers = stack.enter_context(_trackers(plan, folder.path, saved, view))
+        with view.live(trainer.step, trainer.total_steps):
+            trainer.fit()
+        if trainer.step == already:
+            raise TrainingError(f"nothing to do: '{checkpoint}' is at step {already} of {trainer.total_steps} already. "
+                                "Raise --steps to train on.")
+        assert recorder.checkpoint is not None
+        return Result(folder.path, recorder.checkpoint, trainer.step, {**recorder.last, **recorder.last_eval})
+
+
+class _Recorder:
+    """Run folder, screen and trackers behind the trainer's one `Recorder`."""
+
+    def __init__(self, folder: Any, view: View, tokenizer: Any, plan: Plan) -> None:
+        self._folder, self._view, self._tokenizer, self._plan = folder, view, tokenizer, plan
+        self.trackers: list[tuple[str, Tracker]] = []
+        self.checkpoint: Path | None = None
+        self.last: Mapping[str, float] = {}
+        self.last_eval: Mapping[str, float] = {}
+
+    def step(self, step: int, metrics: Mapping[str, float], samples: list[dict[str, Any]]) -> None:
+        self.last = metrics
+        self._folder.log(step, metrics)
+        if step == 1 or step % self._plan.spec.run.sample_every == 0:
+            self._folder.write_samples(step, samples)
+            self._track("samples", step, samples)
+        self._track("log", step, metrics)
+        self._view.step(step, metrics)
+
+    def evaluated(self, step: int, metrics: Mapping[str, float], samples: list[dict[str, Any]]) -> None:
+        self.last_eval = metrics
+        self._folder.log(step, metrics)
+        self._folder.write_samples(step, samples, "eval")
+        self._track("log", step, metrics)
+        self._view.evaluated(step, metrics, samples)
+
+    def save(self, trainer: Any) -> None:
+        from rlx.checkpoint import save_checkpoint
+
+        state = {**trainer.state_dict(), "trackers": {name: t.state_dict() for name, t in self.trackers}}
+        self.checkpoint = save_checkpoint(self._folder.checkpoints, trainer.step, trainer.engines, self._tokenizer,
+                                          state, self._plan.spec.run.keep)
+        self._view.saved(self.checkpoint)
+
+    def _track(self, method: str, *args: Any) -> None:
+        for name, tracker in self.trackers:
+            try:
+                getattr(tracker, method)(*args)
+            except Exception as error:  # a tracker never stops the training
+                self._view.note(f"tracker '{name}' failed: {type(error).__name__}: {error}")
+
+
+@contextlib.contextmanager
+def _trackers(plan: Plan, folder: Path, saved: Mapping[str, Any], view: View) -> Iterator[list[tuple[str, Tracker]]]:
+    from rlx.runs import saved_spec
+
+    trackers = [(t.name, t.build(TrackerContext(folder.name, folder, saved_spec(plan),
+                                                saved.get("trackers", {}).get(t.name)))) for t in plan.trackers]
+    try:
+        yield trackers
+    finally:
+        for name, tracker in trackers:
+            try:
+                tracker.finish()
+            except Exception as error:  # the training is done and saved
+                view.note(f"tracker '{name}' failed to finish: {type(error).__name__}: {error}")

@@ -1,0 +1,151 @@
+"""The folder of a run: spec, metrics, samples, checkpoints."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Mapping
+from datetime import datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import yaml
+from rlx_sdk import CheckpointError, SpecError
+
+from rlx.checkpoint import PREFIX, complete_checkpoints, newest_intact
+from rlx.layers import Tree, read_spec_file
+from rlx.plan import Plan
+from rlx.text import listing
+
+VERSIONED = ("rlx", "rlx-sdk", "torch", "transformers", "deepspeed", "pyarrow")
+
+
+class RunFolder:
+    """``runs/<name>/``."""
+
+    def __init__(self, path: Path) -> None:
+        """Name the folder; nothing is written yet."""
+        self.path = path
+        self.checkpoints = path / "checkpoints"
+        self._metrics = path / "metrics.jsonl"
+
+    def start(self, plan: Plan) -> None:
+        """Write down what runs: the resolved spec, and versions as comments."""
+        self.checkpoints.mkdir(parents=True, exist_ok=True)
+        (self.path / "samples").mkdir(exist_ok=True)
+        text = yaml.safe_dump(saved_spec(plan), sort_keys=False, allow_unicode=True)
+        lines = "".join(f"# {name} {version}\n" for name, version in versions().items())
+        (self.path / "spec.yaml").write_text(lines + text, encoding="utf-8")
+
+    def rewind(self, step: int) -> None:
+        """Forget metrics and samples of steps after this one: a resumed run makes them again."""
+        if self._metrics.exists():
+            lines = self._metrics.read_text(encoding="utf-8").splitlines()
+            kept = [line for line in lines if _step_of(line) is not None and (_step_of(line) or 0) <= step]
+            self._metrics.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+        for file in (self.path / "samples").glob("*.parquet"):
+            if int(file.stem.rpartition("_")[2]) > step:
+                file.unlink()
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Append one line."""
+        with self._metrics.open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps({"step": step, **metrics}, allow_nan=False) + "\n")
+
+    def write_samples(self, step: int, samples: list[dict[str, Any]], kind: str = "step") -> None:
+        """Prompts, completions and rewards as one parquet file."""
+        if samples:
+            pq.write_table(pa.Table.from_pylist(samples), self.path / "samples" / f"{kind}_{step:06d}.parquet")
+
+
+def versions() -> dict[str, str]:
+    """Of Python and the packages that decide numbers."""
+    return {"python": platform.python_version(), **{name: metadata.version(name) for name in VERSIONED}}
+
+
+def saved_spec(plan: Plan) -> Tree:
+    """The resolved spec, with every default of every plugin written out."""
+    tree = plan.spec.model_dump(mode="json")
+    tree["algo"] = {"name": plan.algorithm.name, **plan.algorithm.options.model_dump(mode="json")}
+    for section, chosen in (("rewards", plan.rewards), ("trackers", plan.trackers)):
+        for entry, plugin in zip(tree[section], chosen, strict=True):
+            entry["options"] = plugin.options.model_dump(mode="json")
+    if plan.rollout:
+        tree["rollout"] |= {"options": plan.rollout.options.model_dump(mode="json"), "group_size": plan.group_size}
+    return tree
+
+
+def load_saved_spec(run: Path) -> Tree:
+    """The spec of a run folder.
+
+    Raises:
+        CheckpointError: it is no run folder.
+    """
+    if not (run / "spec.yaml").is_file():
+        raise CheckpointError(f"'{run}' is not a run folder: it has no spec.yaml")
+    return read_spec_file(run / "spec.yaml")
+
+
+def open_run(plan: Plan, say: Any) -> tuple[RunFolder, Path | None]:
+    """The run's folder, and the checkpoint to go on from, if any.
+
+    Raises:
+        SpecError: the folder holds another run, or a changed setting would make the continuation another run.
+        CheckpointError: the checkpoint to resume from is not there or not whole.
+    """
+    run = plan.spec.run
+    name = run.name or f"{plan.algorithm.name}-{datetime.now():%Y%m%d-%H%M%S}"
+    folder = RunFolder(Path(run.dir).expanduser() / name)
+    if run.resume is None:
+        if (folder.path / "spec.yaml").exists():
+            raise SpecError([f"the run folder '{folder.path}' already holds a run. Continue it with --resume auto, or "
+                             "give another run.name."])
+        return folder, None
+    checkpoint = newest_intact(folder.checkpoints, say) if run.resume == "auto" else _explicit(Path(run.resume))
+    if checkpoint is None:
+        say(f"nothing to resume in '{folder.path}': starting from the beginning")
+        return folder, None
+    _compare(load_saved_spec(checkpoint.parent.parent), saved_spec(plan), checkpoint, say)
+    return folder, checkpoint
+
+
+_FIXED = ("algo.name", "model.path", "data.path", "data.columns", "data.max_prompt", "data.max_length", "data.overlong",
+          "data.eval", "train.batch_size", "rollout.group_size", "run.seed")
+
+
+def _compare(saved: Tree, now: Tree, checkpoint: Path, say: Any) -> None:
+    """Refuse what would make the continuation another run; say what else has changed."""
+    old, new = _flat(saved), _flat(now)
+    changed = [k for k in sorted(old.keys() | new.keys()) if old.get(k) != new.get(k)
+               and not k.startswith(("run.resume", "run.name", "run.dir"))]
+    refused = [k for k in changed if k in _FIXED]
+    if refused:
+        raise SpecError([f"'{k}' is {new.get(k)!r} and was {old.get(k)!r} in the run that '{checkpoint}' belongs to, so "
+                         "it cannot be continued. Put it back, or start a new run from those weights with --model "
+                         f"{checkpoint / 'actor'}" for k in refused])
+    if changed:
+        say("changed since the checkpoint: " + listing(f"{k} {old.get(k)!r} -> {new.get(k)!r}" for k in changed))
+
+
+def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:
+    if isinstance(tree, dict) and tree:
+        return {k: v for key, value in tree.items() for k, v in _flat(value, f"{prefix}{key}.").items()}
+    return {prefix.rstrip("."): tree}
+
+
+def _explicit(path: Path) -> Path:
+    if (path / "manifest.json").is_file():
+        return path
+    there = complete_checkpoints(path.parent if path.name.startswith(PREFIX) else path / "checkpoints")
+    raise CheckpointError(f"there is no complete checkpoint '{path}'. Found: {listing(there) or 'none'}.")
+
+
+def _step_of(line: str) -> int | None:
+    """A killed run may leave half a line."""
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, KeyError):
+        return None

@@ -1,0 +1,189 @@
+"""The typed spec of a run. Every field is described; ``rlx schema`` prints it all."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Overlong = Literal["error", "drop"]
+
+
+class Section(BaseModel):
+    """A part of the spec: strict, and closed."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True)
+
+
+class CriticSpec(Section):
+    """The critic's start."""
+
+    init: str | None = None
+    """Folder or hub name to start the critic from: a language model or a one-label classifier. Default: the policy."""
+
+
+class ModelSpec(Section):
+    """The policy."""
+
+    path: str
+    """HF folder, hub name, or a .gguf file."""
+    chat_template: str | None = None
+    """A Jinja template, or a file with one, instead of the model's own."""
+    trust_remote_code: bool = False
+    """Run Python code from the model's folder."""
+    critic: CriticSpec = CriticSpec()
+
+
+class DataSpec(Section):
+    """The training data."""
+
+    path: str
+    """A parquet or jsonl file."""
+    columns: dict[str, str] = {}
+    """rlx's column name: the file's, e.g. prompt: Question."""
+    max_prompt: int | None = Field(None, ge=1)
+    """Tokens a prompt may have; default: what the model's context leaves."""
+    max_length: int | None = Field(None, ge=2)
+    """Tokens of prompt and answer together, for pairs and demonstrations; default: the model's context."""
+    overlong: Overlong = "error"
+    """What happens to longer rows: the file is refused, or they are left out and counted."""
+    eval: int | str = Field(0, union_mode="left_to_right")
+    """Rows held out from the end of the file for evaluation, or a file of its own."""
+    cache: str = "~/.cache/rlx"
+    """Folder for converted files."""
+
+
+class AlgoSpec(BaseModel):
+    """The algorithm: its name, and its own options beside it."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    name: str
+    """As ``rlx plugins`` lists it."""
+
+
+class RewardSpec(Section):
+    """A reward provider."""
+
+    name: str
+    """As ``rlx plugins`` lists it, or package/name."""
+    weight: float = 1.0
+    """Its share in the sum."""
+    on_error: Literal["stop", "skip"] | float = "stop"
+    """A sample it fails on stops the run, counts as not judged, or gets this value."""
+    options: dict[str, Any] = {}
+    """Its own options."""
+
+
+class RolloutSpec(Section):
+    """How completions are sampled."""
+
+    name: str = "hf"
+    """The backend."""
+    group_size: int | None = Field(None, ge=1)
+    """Completions a prompt; default: the fewest the algorithm can work with."""
+    max_completion: int = Field(256, ge=1)
+    """Tokens a completion may have."""
+    temperature: float = Field(1.0, gt=0)
+    """Logits are divided by it, in sampling and in training."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """Sample from the smallest set of tokens with this much probability."""
+    options: dict[str, Any] = {}
+    """The backend's own options."""
+
+
+class OptimSpec(Section):
+    """AdamW and its schedule."""
+
+    lr: float = Field(1e-6, ge=0)
+    """Learning rate after warm-up."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """How it falls to 0 by the end of the run, if it does."""
+    warmup_steps: int = Field(0, ge=0)
+    """Optimizer steps over which it rises from 0."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """AdamW's decay rates."""
+    eps: float = Field(1e-8, gt=0)
+    """AdamW's ε."""
+    weight_decay: float = Field(0.0, ge=0)
+    """AdamW's decoupled weight decay."""
+    grad_clip: float = Field(1.0, ge=0)
+    """Largest norm of the gradient; 0 for no clipping."""
+
+
+class OptimizersSpec(Section):
+    """One optimizer a trained role."""
+
+    policy: OptimSpec = OptimSpec()
+    critic: OptimSpec = OptimSpec(lr=1e-5)
+
+
+class TrainSpec(Section):
+    """Length and shape of the training."""
+
+    steps: int | None = Field(None, ge=1)
+    """Steps of the run: one batch of data each."""
+    epochs: int | None = Field(None, ge=1)
+    """Passes over the data, instead of steps."""
+    batch_size: int = Field(32, ge=1)
+    """Rows of data a step, over all ranks: prompts, pairs or demonstrations."""
+    minibatches: int = Field(1, ge=1)
+    """Optimizer steps that a batch is split into."""
+    update_epochs: int = Field(1, ge=1)
+    """Passes over one batch."""
+    micro_tokens: int = Field(8192, ge=1)
+    """Tokens in one forward and backward pass; memory grows with it, results do not depend on it."""
+    max_skipped: int = Field(5, ge=1)
+    """Steps in a row without a usable update before the run stops."""
+    optim: OptimizersSpec = OptimizersSpec()
+
+
+class EngineSpec(Section):
+    """How training uses the machine."""
+
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Of the working weights; auto is bfloat16 on a GPU and float32 on a CPU. Masters are float32 always."""
+
+
+class RunSpec(Section):
+    """The run and its folder."""
+
+    name: str | None = None
+    """Folder name; default: algorithm and time."""
+    dir: str = "runs"
+    """Where run folders lie."""
+    seed: int = Field(0, ge=0)
+    """Decides data order, sampling and initial weights of new heads."""
+    save_every: int | None = Field(None, ge=1)
+    """Steps between checkpoints; one is written at the end in any case."""
+    keep: int = Field(2, ge=1)
+    """Checkpoints that stay."""
+    eval_every: int | None = Field(None, ge=1)
+    """Steps between evaluations on data.eval; also before the first step and after the last."""
+    sample_every: int = Field(10, ge=1)
+    """Steps between files of samples."""
+    resume: str | None = None
+    """'auto' continues the run of this name from its newest checkpoint, if there is one; or a checkpoint's folder."""
+
+
+class TrackerSpec(Section):
+    """A tracker."""
+
+    name: str
+    """As ``rlx plugins`` lists it."""
+    options: dict[str, Any] = {}
+    """Its own options."""
+
+
+class Spec(Section):
+    """A run, whole."""
+
+    model: ModelSpec
+    data: DataSpec
+    algo: AlgoSpec
+    rewards: tuple[RewardSpec, ...] = ()
+    rollout: RolloutSpec = RolloutSpec()
+    train: TrainSpec
+    engine: EngineSpec = EngineSpec()
+    run: RunSpec = RunSpec()
+    trackers: tuple[TrackerSpec, ...] = ()

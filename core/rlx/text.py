@@ -1,0 +1,30 @@
+"""Small helpers for messages."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """The known word that looks most like this one, if any does."""
+    near = difflib.get_close_matches(word.lower(), known, n=1, cutoff=0.6)
+    return near[0] if near else None
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """`` Did you mean 'x'?`` with a leading blank, or nothing."""
+    near = nearest(word, known)
+    return f" Did you mean '{near}'?" if near else ""
+
+
+def listing(items: Iterable[object], limit: int = 6) -> str:
+    """``a, b, c and 4 more``."""
+    all_items = [str(i) for i in items]
+    shown = ", ".join(all_items[:limit])
+    return f"{shown} and {len(all_items) - limit} more" if len(all_items) > limit else shown
+
+
+def count(n: int, noun: str, plural: str | None = None) -> str:
+    """``1 row``, ``2 rows``."""
+    return f"{n:,} {noun if n == 1 else plural or noun + 's'}"

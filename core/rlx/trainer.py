@@ -1,0 +1,195 @@
+"""The training loop. It knows no algorithm: what differs is in the algorithm, the source and their contracts."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from rlx_sdk import Algorithm, Batch, Mean, Role, TrainingError
+from torch import Tensor
+
+from rlx.batching import micro_batches, row_lengths
+from rlx.engine import Engine
+from rlx.handles import RunContext
+from rlx.metrics import Accumulator, Phases
+from rlx.ranks import Ranks
+from rlx.sources import Source
+from rlx.spec import RunSpec, TrainSpec
+
+
+class Recorder(Protocol):
+    """Keeps and shows what happens."""
+
+    def step(self, step: int, metrics: Mapping[str, float], samples: list[dict[str, Any]]) -> None:
+        """A step is done."""
+        ...
+
+    def evaluated(self, step: int, metrics: Mapping[str, float], samples: list[dict[str, Any]]) -> None:
+        """An evaluation is done."""
+        ...
+
+    def save(self, trainer: Trainer) -> None:
+        """Write a checkpoint."""
+        ...
+
+
+@dataclass
+class Trainer:
+    """Everything a run needs, assembled by `rlx.build`."""
+
+    algorithm: Algorithm[Any]
+    source: Source
+    engines: Mapping[Role, Engine]
+    context: RunContext
+    ranks: Ranks
+    train: TrainSpec
+    run: RunSpec
+    total_steps: int
+    evaluates: bool
+    recorder: Recorder
+    step: int = 0
+    skipped: int = 0
+
+    def fit(self) -> None:
+        """Train to the end, from wherever this trainer stands."""
+        self._sync()
+        if self.evaluates and self.step == 0:
+            self.evaluate()
+        while self.step < self.total_steps:
+            self.train_step()
+            last = self.step == self.total_steps
+            if self.evaluates and (last or _due(self.step, self.run.eval_every)):
+                self.evaluate()
+            if last or _due(self.step, self.run.save_every):
+                self.recorder.save(self)
+
+    def train_step(self) -> None:
+        """Collect, prepare, update, sync, record."""
+        phase, found = Phases(), Accumulator(self.ranks)
+        seed_everything(self.run.seed, self.step, self.ranks.rank)
+        self.context.step = self.step
+        collected = self.source.collect(phase)
+        if collected is None:
+            raise TrainingError(f"the data ended at step {self.step} of {self.total_steps}")
+        with phase("prepare"), torch.no_grad():
+            batch = self.algorithm.prepare(collected.data, self.context)
+        found.add({**batch.metrics, "update/tokens": Mean(self._trained_tokens(batch), 1 / self.ranks.world)})
+        with phase("update"):
+            self._count_skipped(self._update(batch, found))
+        self.step += 1
+        with phase("sync"):
+            self._sync()
+        with phase("record"):
+            metrics = {**collected.metrics, **found.reduce()}
+            self.algorithm.after_step(metrics)
+            self.recorder.step(self.step, {**metrics, **_timing(phase, metrics), **_memory()}, collected.samples)
+
+    @torch.no_grad()
+    def evaluate(self) -> None:
+        """Measure the held-out data; changes nothing."""
+        phase, found = Phases(), Accumulator(self.ranks)
+        self.context.step = self.step
+        seed_everything(self.run.seed, self.step, self.ranks.rank)
+        collected = self.source.evaluate(phase)
+        if collected is None:
+            return
+        batch = self.algorithm.prepare(collected.data, self.context)
+        found.add(batch.metrics, "eval/")
+        for role in self.engines:
+            for _ in self._losses(role, batch, torch.arange(len(batch)), found, "eval/"):
+                pass  # only measured
+        metrics = {**{f"eval/{name}": value for name, value in collected.metrics.items()}, **found.reduce()}
+        self.recorder.evaluated(self.step, metrics, collected.samples)
+
+    def _update(self, batch: Batch, found: Accumulator) -> bool:
+        """All passes over one batch; whether any weight moved."""
+        moved = False
+        generator = torch.Generator().manual_seed(self.run.seed * 1_000_003 + self.step)
+        for _ in range(self.train.update_epochs):
+            order = torch.randperm(len(batch), generator=generator)
+            for rows in order.tensor_split(self.train.minibatches):
+                for role, engine in self.engines.items():
+                    if self.algorithm.trains(role, self.step):
+                        moved |= self._minibatch(role, engine, batch, rows, found)
+        return moved
+
+    def _minibatch(self, role: Role, engine: Engine, batch: Batch, rows: Tensor, found: Accumulator) -> bool:
+        """One optimizer step: ``Σ weight·loss / Σ weight`` over the minibatch of all ranks."""
+        total = float(self.ranks.sum(batch.weight[role][rows].sum()))
+        if total == 0:
+            return False
+        for weighted in self._losses(role, batch, rows, found):
+            engine.backward(weighted * (self.ranks.world / total))
+        result = engine.step()
+        found.add({f"lr/{role}": Mean(result.lr, 1), f"skipped/{role}": Mean(result.skipped, 1)})
+        if not result.skipped:
+            found.add({f"grad_norm/{role}": Mean(result.grad_norm, 1)})
+        return not result.skipped
+
+    def _losses(self, role: Role, batch: Batch, rows: Tensor, found: Accumulator,
+                prefix: str = "") -> Iterator[Tensor]:
+        """``Σ weight·loss`` of each micro-batch."""
+        device = self.engines[role].device
+        for micro in micro_batches(row_lengths(batch)[rows], self.train.micro_tokens):
+            part = batch[rows[micro]].to(device)
+            weight = part.weight[role]
+            loss = self.algorithm.loss(role, part, self.context)
+            # Rows of weight 0 are padding or were never judged; they may hold anything.
+            weighted = (torch.where(weight > 0, loss.rows, torch.zeros_like(loss.rows)) * weight).sum()
+            found.add({f"loss/{role}": Mean(weighted, weight.sum()), **loss.metrics}, prefix)
+            yield weighted
+
+    def _trained_tokens(self, batch: Batch) -> int:
+        return int(row_lengths(batch).sum()) * self.train.update_epochs
+
+    def _sync(self) -> None:
+        if "policy" in self.engines:
+            self.source.sync(self.engines["policy"].policy_weights(), self.step)
+
+    def _count_skipped(self, moved: bool) -> None:
+        self.skipped = 0 if moved else self.skipped + 1
+        if self.skipped >= self.train.max_skipped:
+            raise TrainingError(
+                f"no update was possible in {self.skipped} steps in a row (at step {self.step + 1}): no row had a "
+                "trainable token and a reward, or the gradient was not finite. Look at reward/judged and skipped/* in "
+                "metrics.jsonl; train.max_skipped sets how many such steps are endured.")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything beside weights and moments, JSON-able."""
+        return {"step": self.step, "skipped": self.skipped, "source": self.source.state_dict(),
+                "algorithm": self.algorithm.state_dict(), "updates": {r: e.updates for r, e in self.engines.items()}}
+
+    def load_state_dict(self, state: Mapping[str, Any], weights: Callable[[Role], Mapping[str, Tensor]]) -> None:
+        """Stand where `state_dict` was taken; ``weights`` gives each role's `Engine.state_dict`."""
+        self.step, self.skipped = state["step"], state["skipped"]
+        self.source.load_state_dict(state["source"])
+        self.algorithm.load_state_dict(state["algorithm"])
+        for role, engine in self.engines.items():
+            engine.load_state_dict(weights(role), state["updates"][role])
+
+
+def seed_everything(seed: int, step: int, rank: int) -> None:
+    """Set every global generator from the step alone, so that a resumed run draws what the unbroken one would."""
+    drawn = np.random.SeedSequence([seed, step, rank]).generate_state(1)[0]
+    random.seed(int(drawn))
+    np.random.seed(int(drawn))
+    torch.manual_seed(int(drawn))
+
+
+def _due(step: int, every: int | None) -> bool:
+    return every is not None and step % every == 0
+
+
+def _timing(phase: Phases, metrics: Mapping[str, float]) -> dict[str, float]:
+    times = phase.metrics()
+    speeds = {f"speed/{verb}_tokens_per_s": metrics[f"{name}/tokens"] / times[f"time/{name}"]
+              for name, verb in (("rollout", "generated"), ("update", "trained")) if times.get(f"time/{name}")}
+    return {**times, **speeds}
+
+
+def _memory() -> dict[str, float]:
+    return {"memory/peak_gb": torch.cuda.max_memory_allocated() / 2**30} if torch.cuda.is_available() else {}

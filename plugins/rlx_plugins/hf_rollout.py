@@ -1,0 +1,133 @@
+"""Rollouts with HF ``generate`` and the trainer's own weights."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from pydantic import Field
+from rlx_sdk import Config, Fingerprint, Generation, Request, RolloutContext
+from torch import Tensor
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
+
+
+class HFOptions(Config):
+    """Memory against speed."""
+
+    batch_tokens: int = Field(65_536, ge=1)
+    """Tokens generated side by side: rows times the longest prompt and completion. The KV cache grows with it."""
+
+
+class HFRollout:
+    """Samples with the very module that is trained: there are no weights to copy and none to be stale."""
+
+    def __init__(self, options: HFOptions, context: RolloutContext) -> None:
+        """Keep the trainer's module."""
+        self._options, self._context, self._version = options, context, -1
+
+    @property
+    def exact(self) -> bool:
+        """In float32; in bfloat16 a KV cache gives slightly other numbers than one pass over the sequence."""
+        return self._context.dtype == "float32"
+
+    def generate(self, requests: Sequence[Request]) -> Iterator[tuple[int, list[Generation]]]:
+        """Prompts of like length together, as many rows as the token budget allows."""
+        for group in self._batches(requests):
+            done = iter(self._sample([requests[i] for i in group]))
+            for i in group:
+                yield i, [next(done) for _ in range(requests[i].n)]
+
+    def sync(self, weights: Iterator[tuple[str, Tensor]], version: int) -> Fingerprint | None:
+        """Nothing to copy."""
+        self._version = version
+        return None
+
+    def release(self) -> None:
+        """Nothing is held between calls."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _batches(self, requests: Sequence[Request]) -> Iterator[list[int]]:
+        group: list[int] = []
+        for i in sorted(range(len(requests)), key=lambda i: (requests[i].sampling.max_tokens, len(requests[i].tokens))):
+            length = len(requests[i].tokens) + requests[i].sampling.max_tokens
+            rows = sum(requests[j].n for j in (*group, i))
+            if group and (rows * length > self._options.batch_tokens
+                          or requests[i].sampling != requests[group[0]].sampling):
+                yield group
+                group = []
+            group.append(i)
+        if group:
+            yield group
+
+    @torch.no_grad()
+    def _sample(self, requests: Sequence[Request]) -> list[Generation]:
+        """All completions of some requests of one `Sampling`, in order."""
+        device, sampling = self._context.device, requests[0].sampling
+        prompts = [torch.tensor(r.tokens) for r in requests for _ in range(r.n)]
+        width = max(len(p) for p in prompts)
+        tokens = torch.full((len(prompts), width), self._context.pad_token_id)
+        attention = torch.zeros_like(tokens)
+        for i, prompt in enumerate(prompts):
+            tokens[i, width - len(prompt):], attention[i, width - len(prompt):] = prompt, 1
+        uniforms = torch.cat([_uniforms(r) for r in requests]).to(device)
+        sampler = _Sampler(uniforms, sampling.temperature, sampling.top_p)
+        config = GenerationConfig(max_new_tokens=sampling.max_tokens, do_sample=False, use_cache=True,
+                                  eos_token_id=list(self._context.stop_token_ids),
+                                  pad_token_id=self._context.pad_token_id)
+        with _bare_generation_config(self._context.policy):
+            out = self._context.policy.generate(
+                input_ids=tokens.to(device), attention_mask=attention.to(device), generation_config=config,
+                logits_processor=LogitsProcessorList([sampler]))
+        written = out[:, width:].tolist()
+        logprobs = torch.stack(sampler.logprobs, 1).tolist()
+        return [self._generation(ids, values) for ids, values in zip(written, logprobs, strict=True)]
+
+    def _generation(self, ids: list[int], logprobs: list[float]) -> Generation:
+        """Cut a row after its stop token; what follows is padding."""
+        stops = self._context.stop_token_ids
+        end = next((i + 1 for i, token in enumerate(ids) if token in stops), len(ids))
+        reason = "stop" if ids[end - 1] in stops else "length"
+        return Generation(ids[:end], logprobs[:end], reason, self._version)  # type: ignore[arg-type]
+
+
+@contextlib.contextmanager
+def _bare_generation_config(model: Any) -> Iterator[None]:
+    """HF fills in what the model's own file says (repetition penalty, top_k): that would not be the policy."""
+    own, model.generation_config = model.generation_config, GenerationConfig()
+    try:
+        yield
+    finally:
+        model.generation_config = own
+
+
+class _Sampler(LogitsProcessor):
+    """Draws each row's token by its own random number and leaves only that token possible.
+
+    Random numbers belong to the request, not to the batch, so a prompt gets the same completions in any company.
+    """
+
+    def __init__(self, uniforms: Tensor, temperature: float, top_p: float) -> None:
+        self._uniforms, self._temperature, self._top_p = uniforms, temperature, top_p
+        self.logprobs: list[Tensor] = []
+
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
+        logp = torch.log_softmax(scores.float() / self._temperature, dim=-1)
+        ranked, ids = logp.exp().sort(dim=-1, descending=True) if self._top_p < 1 else (logp.exp(), None)
+        mass = ranked.cumsum(-1)
+        kept = mass[:, -1] if ids is None else mass.gather(1, (mass < self._top_p).sum(-1, keepdim=True)
+                                                           .clamp(max=mass.shape[1] - 1))[:, 0]
+        u = self._uniforms[:, len(self.logprobs)] * kept
+        place = torch.searchsorted(mass, u[:, None], right=True).clamp(max=mass.shape[1] - 1)
+        token = place if ids is None else ids.gather(1, place)
+        self.logprobs.append(logp.gather(1, token)[:, 0].cpu())
+        return torch.full_like(scores, -torch.inf).scatter_(1, token, 0.0)
+
+
+def _uniforms(request: Request) -> Tensor:
+    """``[n, max_tokens]`` numbers in [0, 1), from the request's seed alone."""
+    generator = torch.Generator().manual_seed(request.seed)
+    return torch.rand(request.n, request.sampling.max_tokens, generator=generator)

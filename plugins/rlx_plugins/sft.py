@@ -1,0 +1,38 @@
+"""Supervised fine-tuning: maximise the likelihood of given answers.
+
+The loss is the mean negative log-likelihood over target tokens of the whole batch, however it is split.
+"""
+
+from __future__ import annotations
+
+from rlx.ops import aggregate_rows, masked_sum, row_weights
+from rlx_sdk import Algorithm, Batch, Config, Context, Demonstrations, Loss, Mean, Needs, Role
+
+
+class SFTConfig(Config):
+    """SFT has no options of its own."""
+
+
+def needs(options: SFTConfig, rewards: bool) -> Needs:
+    """Demonstrations, and the policy alone."""
+    return Needs(data="demonstrations", trains=frozenset({"policy"}))
+
+
+class SFT(Algorithm[Demonstrations]):
+    """Cross-entropy on the answer's tokens, the stop token included."""
+
+    def __init__(self, options: SFTConfig) -> None:
+        """No options."""
+
+    def prepare(self, data: Demonstrations, ctx: Context) -> Batch:
+        """Each row weighs as many target tokens as it has."""
+        return Batch({"answer": data.seqs}, {"policy": row_weights(data.seqs.mask, "token-mean")})
+
+    def loss(self, role: Role, rows: Batch, ctx: Context) -> Loss:
+        """``−mean log p`` a row."""
+        answer = rows.sequences["answer"]
+        logprobs = ctx.policy.logprobs(answer)
+        return Loss(
+            aggregate_rows(-logprobs, answer.mask, "token-mean"),
+            {"logprobs/answer": Mean(masked_sum(logprobs, answer.mask), answer.mask.sum())},
+        )

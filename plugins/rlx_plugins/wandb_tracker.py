@@ -1,0 +1,51 @@
+"""Weights & Biases. A resumed run goes on in the same wandb run, on the trainer's own step axis."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+import wandb
+from rlx_sdk import Config, TrackerContext
+
+
+class WandbOptions(Config):
+    """Where the run is shown."""
+
+    project: str = "rlx"
+    """wandb project."""
+    entity: str | None = None
+    """User or team."""
+    mode: Literal["online", "offline"] = "online"
+    """offline writes to the run folder only; ``wandb sync`` sends it later."""
+
+
+class WandbTracker:
+    """One wandb run."""
+
+    def __init__(self, options: WandbOptions, context: TrackerContext) -> None:
+        """Start the run, or go on with that of an earlier part."""
+        self._run = wandb.init(
+            project=options.project, entity=options.entity, mode=options.mode, name=context.run_name,
+            dir=str(context.run_dir), config=dict(context.spec), resume="allow", id=(context.state or {}).get("id"))
+        self._run.define_metric("step")
+        self._run.define_metric("*", step_metric="step")
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """The metrics, over rlx's own step."""
+        self._run.log({"step": step, **metrics})
+
+    def samples(self, step: int, table: Iterable[Mapping[str, Any]]) -> None:
+        """A table of samples."""
+        rows = list(table)
+        if rows:
+            columns = list(rows[0])
+            self._run.log({"step": step, "samples": wandb.Table(columns, [[r.get(c) for c in columns] for r in rows])})
+
+    def state_dict(self) -> dict[str, Any]:
+        """The wandb run's id."""
+        return {"id": self._run.id}
+
+    def finish(self) -> None:
+        """Send what is left."""
+        self._run.finish()

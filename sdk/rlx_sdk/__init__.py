@@ -1,0 +1,115 @@
+"""Contracts for rlx plugins. Needs pluggy and pydantic only; importing it loads neither pydantic nor torch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rlx_sdk.contracts import (
+    Algorithm,
+    Context,
+    DataKind,
+    Fingerprint,
+    FinishReason,
+    Generation,
+    LanguageModel,
+    Message,
+    Needs,
+    Request,
+    Reward,
+    RewardContext,
+    RolloutBackend,
+    RolloutContext,
+    Sample,
+    Sampling,
+    Score,
+    ScoreModel,
+    Scores,
+    Tracker,
+    TrackerContext,
+    ValueModel,
+)
+from rlx_sdk.data import Batch, Demonstrations, Loss, Max, Mean, Metric, Min, Pairs, Role, Rollouts, Sequences
+from rlx_sdk.errors import (
+    CheckpointError,
+    DataError,
+    InputError,
+    ModelError,
+    PluginError,
+    RewardError,
+    RlxError,
+    RunError,
+    SpecError,
+    TrainingError,
+)
+from rlx_sdk.hooks import hookimpl, hookspec
+from rlx_sdk.plugins import AlgorithmPlugin, Kind, Plugin, RewardPlugin, RolloutPlugin, TrackerPlugin, lazy
+from rlx_sdk.reward import reward
+
+if TYPE_CHECKING:
+    from rlx_sdk.config import Config
+
+__all__ = [
+    "Algorithm",
+    "AlgorithmPlugin",
+    "Batch",
+    "CheckpointError",
+    "Config",
+    "Context",
+    "DataError",
+    "DataKind",
+    "Demonstrations",
+    "Fingerprint",
+    "FinishReason",
+    "Generation",
+    "InputError",
+    "Kind",
+    "LanguageModel",
+    "Loss",
+    "Max",
+    "Mean",
+    "Message",
+    "Metric",
+    "Min",
+    "ModelError",
+    "Needs",
+    "Pairs",
+    "Plugin",
+    "PluginError",
+    "Request",
+    "Reward",
+    "RewardContext",
+    "RewardError",
+    "RewardPlugin",
+    "RlxError",
+    "Role",
+    "RolloutBackend",
+    "RolloutContext",
+    "RolloutPlugin",
+    "Rollouts",
+    "RunError",
+    "Sample",
+    "Sampling",
+    "Score",
+    "ScoreModel",
+    "Scores",
+    "Sequences",
+    "SpecError",
+    "Tracker",
+    "TrackerContext",
+    "TrackerPlugin",
+    "TrainingError",
+    "ValueModel",
+    "hookimpl",
+    "hookspec",
+    "lazy",
+    "reward",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """`Config` is imported when first asked for: pydantic costs 170 ms that listing plugins does not need."""
+    if name == "Config":
+        from rlx_sdk.config import Config
+
+        return Config
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

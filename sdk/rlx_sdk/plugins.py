@@ -1,0 +1,86 @@
+"""The records that a plugin package returns from its hooks. Making one loads nothing heavy."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from rlx_sdk.contracts import (
+    Algorithm,
+    Needs,
+    Reward,
+    RewardContext,
+    RolloutBackend,
+    RolloutContext,
+    Tracker,
+    TrackerContext,
+)
+
+if TYPE_CHECKING:
+    from rlx_sdk.config import Config
+
+Kind = Literal["algorithm", "reward", "rollout", "tracker"]
+
+
+@dataclass(frozen=True)
+class lazy:  # noqa: N801 - reads as a function where it is used
+    """A function of another module, imported when it is first called: ``lazy("package.module:name")``."""
+
+    target: str
+
+    def resolve(self) -> Any:
+        """Import the module and return the object itself."""
+        module, _, name = self.target.partition(":")
+        return getattr(importlib.import_module(module), name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the object."""
+        return self.resolve()(*args, **kwargs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plugin:
+    """What every plugin says of itself.
+
+    Attributes:
+        name: as in the spec and on the command line; unique among plugins of its kind.
+        summary: one line, for ``rlx plugins``.
+        config: returns the class of its options; a callable, so that listing plugins builds no model.
+        requires: packages it imports beyond its own dependencies, each with what to ``pip install`` for it.
+    """
+
+    name: str
+    summary: str
+    config: Callable[[], type[Config]]
+    requires: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlgorithmPlugin(Plugin):
+    """An algorithm. ``needs(options, rewards_given)`` is torch-free; ``build(options)`` may import torch."""
+
+    needs: Callable[[Any, bool], Needs]
+    build: Callable[[Any], Algorithm[Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardPlugin(Plugin):
+    """A reward provider."""
+
+    build: Callable[[Any, RewardContext], Reward]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutPlugin(Plugin):
+    """A rollout backend."""
+
+    build: Callable[[Any, RolloutContext], RolloutBackend]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackerPlugin(Plugin):
+    """A tracker."""
+
+    build: Callable[[Any, TrackerContext], Tracker]

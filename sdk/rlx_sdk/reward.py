@@ -1,0 +1,85 @@
+"""``@reward``: a function becomes a publishable reward plugin."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rlx_sdk.contracts import Reward, RewardContext, Sample, Scores
+from rlx_sdk.hooks import hookimpl
+from rlx_sdk.plugins import RewardPlugin
+
+if TYPE_CHECKING:
+    from rlx_sdk.config import Config
+
+Function = Callable[..., "Scores | Awaitable[Scores]"]
+
+
+class FunctionReward:
+    """A reward that is one function of the samples."""
+
+    def __init__(self, function: Callable[[Sequence[Sample]], Scores | Awaitable[Scores]]) -> None:
+        """Keep the function; options are already bound."""
+        self._function = function
+
+    def score(self, samples: Sequence[Sample]) -> Scores | Awaitable[Scores]:
+        """What the function returns."""
+        return self._function(samples)
+
+    def close(self) -> None:
+        """Nothing was opened."""
+
+
+class RewardFunction:
+    """A decorated reward function: still callable, and a pluggy plugin with one reward."""
+
+    def __init__(self, function: Function, plugin_name: str, config: Callable[[], type[Config]],
+                 requires: Mapping[str, str]) -> None:
+        """Wrap the function; see `reward`."""
+        functools.update_wrapper(self, function)
+        self._function = function
+        self._takes_options = len(inspect.signature(function).parameters) > 1
+        summary = (inspect.getdoc(function) or "").partition("\n")[0]
+        self.plugin = RewardPlugin(name=plugin_name, summary=summary, config=config, requires=requires, build=self.build)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Scores | Awaitable[Scores]:
+        """Call the function itself."""
+        return self._function(*args, **kwargs)
+
+    def build(self, options: Config, context: RewardContext) -> Reward:
+        """The reward with its options bound."""
+        if self._takes_options:
+            return FunctionReward(lambda samples: self._function(samples, options))
+        return FunctionReward(self._function)
+
+    @hookimpl
+    def rlx_rewards(self) -> list[RewardPlugin]:
+        """The one reward of this plugin."""
+        return [self.plugin]
+
+
+def _no_options() -> type[Config]:
+    from rlx_sdk.config import Config
+
+    return Config
+
+
+def reward(name: str, *, config: type[Config] | None = None,
+           requires: Mapping[str, str] | None = None) -> Callable[[Function], RewardFunction]:
+    """Make a function ``f(samples)`` or ``f(samples, options)`` a reward plugin; ``async def`` works too.
+
+    The first line of its docstring is its summary. The decorated object is a complete pluggy plugin: name it in the
+    entry-point group ``rlx`` of a package, and every rlx next to that package finds it.
+
+    Args:
+        name: as in ``--reward NAME``.
+        config: the class of its options, a subclass of `Config`.
+        requires: packages it imports lazily, each with what to ``pip install`` for it.
+    """
+
+    def decorate(function: Function) -> RewardFunction:
+        return RewardFunction(function, name, (lambda: config) if config else _no_options, requires or {})
+
+    return decorate
