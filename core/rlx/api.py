@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlx_sdk import reward as make_reward
-
 from rlx.layers import Tree, assign, merge, read_spec_file
 from rlx.plan import resolve
 from rlx.registry import Registry
 from rlx.run import Result, run
 from rlx.view import View
+from rlx_sdk import reward as make_reward
+from rlx_sdk.reward import RewardFunction
 
 RewardLike = str | Callable[..., Any] | Mapping[str, Any]
 
@@ -74,7 +74,7 @@ def _reward(registry: Registry, one: RewardLike) -> Tree:
     if isinstance(one, Mapping):
         entry = dict(one)
         return {**entry, **_reward(registry, entry["name"])} if callable(entry.get("name")) else entry
-    plugin = one if hasattr(one, "rlx_rewards") else make_reward(getattr(one, "__name__", "reward"))(one)
+    plugin = one if isinstance(one, RewardFunction) else make_reward(getattr(one, "__name__", "reward"))(one)
     registry.add(plugin, "this program")
     return {"name": plugin.plugin.name}
 

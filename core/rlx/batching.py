@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from rlx_sdk import Batch, Sequences
 from torch import Tensor
+
+from rlx_sdk import Batch, Sequences
 
 
 def pad_sequences(prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]], pad_id: int,

@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rlx_sdk import DataError, Role, RolloutContext, Sampling, SpecError
-from rlx_sdk.contracts import RewardContext
 
 from rlx.checkpoint import read_state, read_tensors
 from rlx.data import Limits, Prepared, Tokenizer, load_tokenizer, open_rows, prepare_rows
@@ -22,6 +20,8 @@ from rlx.rewards import Provider, RewardPanel
 from rlx.sources import Cursor, OfflineSource, RolloutSource, Source
 from rlx.spec import RewardSpec
 from rlx.trainer import Recorder, Trainer, seed_everything
+from rlx_sdk import DataError, Role, RolloutContext, Sampling, SpecError
+from rlx_sdk.contracts import RewardContext
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlx_sdk import Sample
-
 from rlx.build import build_rewards, read_inputs
 from rlx.data import Prepared, describe
 from rlx.logs import library_log
 from rlx.plan import Plan
+from rlx_sdk import Sample
 
 DRY_ROWS = 4
 DRY_COMPLETION = "Thank you, here is an answer."

@@ -18,12 +18,12 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rlx_sdk import CheckpointError, Role
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from rlx.engine import Engine
 from rlx.text import listing
+from rlx_sdk import CheckpointError, Role
 
 PREFIX = "global_step_"
 ASIDE = ".writing_"

@@ -73,7 +73,8 @@ def plugins(json: Json = False) -> None:
 
         registry = Registry.discover()
         found = [{"kind": kind, "name": e.name, "package": e.package, "version": e.version,
-                  "summary": e.plugin.summary, "missing": e.missing()} for kind in KINDS for e in registry.entries(kind)]
+                  "summary": e.plugin.summary, "missing": e.missing()}
+                 for kind in KINDS for e in registry.entries(kind)]
         broken = [{"name": b.name, "package": b.package, "reason": b.reason} for b in registry.broken]
         if json:
             _print_json({"plugins": found, "broken": broken})
@@ -189,7 +190,7 @@ def _print_json(value: Any) -> None:
     typer.echo(json.dumps(value, indent=1, ensure_ascii=False))
 
 
-class _errors:  # noqa: N801 - reads as a block
+class _errors:
     """Errors of ours as a message and an exit code: 2 for bad input, 1 for a failure; a bug keeps its traceback."""
 
     def __enter__(self) -> None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rlx_sdk import PluginError
-
 from rlx.registry import KINDS, Registry
 from rlx.spec import Spec
 from rlx.text import did_you_mean
+from rlx_sdk import PluginError
 
 
 def describe_plugin(name: str) -> list[dict[str, Any]]:

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
-from rlx_sdk import CheckpointError
 from torch import Tensor, nn
 
 from rlx.spec import OptimSpec
+from rlx_sdk import CheckpointError
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -47,12 +47,13 @@ class Engine:
         adamw = torch.optim.AdamW(parameters, lr=optim.lr, betas=optim.betas, eps=optim.eps,
                                   weight_decay=optim.weight_decay, fused=True)
         self._deepspeed = deepspeed.initialize(model=module, optimizer=adamw, config=_config(optim, dtype))[0]
-        self.module = module
+        self.module: Any = module
 
     @property
     def device(self) -> torch.device:
         """Where the module lives."""
-        return next(self.module.parameters()).device
+        device: torch.device = next(self.module.parameters()).device
+        return device
 
     def __call__(self, *args: Any) -> Any:
         """The module's forward pass."""

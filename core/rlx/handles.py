@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from rlx_sdk import Role, Sequences
 from torch import Tensor
 
 from rlx.batching import micro_batches
 from rlx.ranks import Ranks
+from rlx_sdk import Role, Sequences
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,8 @@ class Handle:
         """``[B]``, read at the last real token."""
 
         def last(s: Sequences) -> Tensor:
-            return self.module(s.tokens).gather(1, s.length[:, None] - 1)[None]
+            numbers: Tensor = self.module(s.tokens)
+            return numbers.gather(1, s.length[:, None] - 1)[None]
 
         return self._run(seqs, last)[0, :, 0]
 

@@ -8,10 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+
 from rlx_sdk import SpecError
 
 QUICKSTART = Path(__file__).parent / "quickstart" / "quickstart.yaml"
-MINIMAL = "algo: {name: ppo}\nmodel: {path: MODEL_FOLDER}\ndata: {path: DATA_FILE}\nrewards: [{name: polite_length}]\ntrain: {steps: 10}"
+MINIMAL = """\
+algo: {name: ppo}
+model: {path: MODEL_FOLDER}
+data: {path: DATA_FILE}
+rewards: [{name: REWARD}]
+train: {steps: 10}"""
 _PATHS = ("model.path", "model.chat_template", "model.critic.init", "data.path", "data.eval")
 _EITHER = (("train.steps", "train.epochs"),)
 
@@ -51,7 +57,7 @@ _teach(_Loader)
 def parse_value(text: str) -> Any:
     """A flag's value as YAML reads it."""
     try:
-        return yaml.load(text, _Loader)  # noqa: S506 - a SafeLoader
+        return yaml.load(text, _Loader)
     except yaml.YAMLError:
         return text
 
@@ -63,7 +69,7 @@ def read_spec_file(path: Path) -> Tree:
         SpecError: unreadable, not YAML, or not one mapping.
     """
     try:
-        documents = list(yaml.load_all(path.read_text(encoding="utf-8"), _Loader))  # noqa: S506 - a SafeLoader
+        documents = list(yaml.load_all(path.read_text(encoding="utf-8"), _Loader))
     except OSError as error:
         raise SpecError([f"spec file '{path}' cannot be read: {error.strerror or error}"]) from error
     except yaml.YAMLError as error:

@@ -17,7 +17,7 @@ def library_log(path: Path | None) -> Iterator[None]:
     """Send the libraries' logging, warnings and prints to ``path``, or nowhere for None, until the block ends."""
     from transformers.utils import logging as transformers_logging
 
-    transformers_logging.disable_progress_bar()
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     with contextlib.ExitStack() as stack:
         stream = stack.enter_context(path.open("a", encoding="utf-8")) if path else None
         handler = logging.StreamHandler(stream) if stream else logging.NullHandler()

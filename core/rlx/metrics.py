@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
-from rlx_sdk import Max, Mean, Metric, Min
 from torch import Tensor
 
 from rlx.ranks import Ranks
+from rlx_sdk import Max, Mean, Metric, Min
 
 
 class Accumulator:

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
-from rlx_sdk import Kind, Needs, PluginError, SpecError
 
 from rlx.layers import QUICKSTART, Tree, leaves, lookup, merge, read_spec_file, remove
 from rlx.registry import Entry, Registry
 from rlx.spec import Spec
 from rlx.text import did_you_mean, listing
+from rlx_sdk import Kind, Needs, PluginError, SpecError
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,8 @@ def _sentence(error: Any, model: type[BaseModel], prefix: str) -> str:
     if error["type"] == "extra_forbidden":
         section = _section(model, error["loc"][:-1])
         known = list(section.model_fields) if section else []
-        return f"unknown setting '{where}'.{did_you_mean(str(error['loc'][-1]), known)} (known here: {listing(known, 20)})"
+        hint = did_you_mean(str(error["loc"][-1]), known)
+        return f"unknown setting '{where}'.{hint} (known here: {listing(known, 20) or 'none'})"
     if error["type"] == "missing":
         return f"'{where}' is missing"
     if error["type"] == "value_error":

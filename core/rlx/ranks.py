@@ -55,7 +55,7 @@ def start_distributed(device: str) -> Ranks:
         if "RANK" in os.environ:
             deepspeed.init_distributed(dist_backend="nccl" if device.startswith("cuda") else "gloo", verbose=False)
         else:
-            store = torch.distributed.HashStore()
+            store = torch.distributed.HashStore()  # type: ignore[attr-defined]
             backend = "nccl" if device.startswith("cuda") else "gloo"
             torch.distributed.init_process_group(backend, store=store, rank=0, world_size=1)
             os.environ.setdefault("LOCAL_RANK", "0")  # DeepSpeed insists on it

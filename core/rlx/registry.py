@@ -11,9 +11,9 @@ from importlib import metadata
 from typing import Any, get_args
 
 import pluggy
-from rlx_sdk import Kind, Plugin, PluginError, hooks
 
 from rlx.text import did_you_mean, listing
+from rlx_sdk import Kind, Plugin, PluginError, hooks
 
 GROUP = "rlx"
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -36,7 +36,8 @@ class Entry:
 
     def missing(self) -> dict[str, str]:
         """Packages it requires that are not installed, each with what to install."""
-        return {module: what for module, what in self.plugin.requires.items() if importlib.util.find_spec(module) is None}
+        requires: dict[str, str] = self.plugin.requires
+        return {module: what for module, what in requires.items() if importlib.util.find_spec(module) is None}
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ class Registry:
         for caller in callers:
             for record in caller()[0]:
                 if not isinstance(record, Plugin):
-                    raise PluginError(f"{caller.name}() returned {record!r:.60}; plugin records of rlx_sdk are expected")
+                    raise PluginError(f"{caller.name}() returned {record!r:.60}, which is no plugin record of rlx_sdk")
                 self._entries[_HOOKS[caller.name]].append(Entry(record, package, version))
 
     def entries(self, kind: Kind) -> list[Entry]:

@@ -10,11 +10,10 @@ from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlx_sdk import Reward, RewardError, Sample, Score
-
 from rlx.registry import stdout_to_stderr
 from rlx.spec import RewardSpec
 from rlx.text import count, listing
+from rlx_sdk import Reward, RewardError, Sample, Score
 
 
 @dataclass
@@ -98,7 +97,7 @@ class RewardPanel:
             instead = None if policy == "skip" else Score(float(policy))
             return [instead if isinstance(r, Exception) else r for r in single]
 
-    def _attempt(self, reward: Reward, sample: Sample) -> Score | None | Exception:
+    def _attempt(self, reward: Reward, sample: Sample) -> Score | Exception | None:
         try:
             return self._call(reward, [sample])[0]
         except Exception as error:
@@ -142,8 +141,8 @@ def check_scores(result: Any, wanted: int) -> list[Score | None]:
     scores = [_score(value, i) for i, value in enumerate(result)]
     odd = [(i, s.value) for i, s in enumerate(scores) if s is not None and not math.isfinite(s.value)]
     if odd:
-        raise ValueError(f"it gave {listing(f'{v} for sample {i + 1}' for i, v in odd)}; rewards must be finite numbers "
-                         "(None means: not judged)")
+        values = listing(f"{value} for sample {i + 1}" for i, value in odd)
+        raise ValueError(f"it gave {values}; rewards must be finite numbers (None means: not judged)")
     return scores
 
 
@@ -164,7 +163,7 @@ def _score(value: Any, index: int) -> Score | None:
     raise ValueError(f"it gave {value!r:.60} ({type(value).__name__}) for sample {index + 1}; a number is wanted")
 
 
-def _explain(provider: Provider, error: Exception, single: Sequence[Score | None | Exception],
+def _explain(provider: Provider, error: Exception, single: Sequence[Score | Exception | None],
              samples: Sequence[Sample], rows: Sequence[int]) -> str:
     """Plugin, package, sample, data row, cause, and the way out."""
     at = next((i for i, result in enumerate(single) if isinstance(result, Exception)), None)

@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlx_sdk import Tracker, TrackerContext, TrainingError
-
 from rlx.plan import Plan
 from rlx.view import View
+from rlx_sdk import Tracker, TrackerContext, TrainingError
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
-from rlx_sdk import CheckpointError, SpecError
 
 from rlx.checkpoint import PREFIX, complete_checkpoints, newest_intact
 from rlx.layers import Tree, read_spec_file
 from rlx.plan import Plan
 from rlx.text import listing
+from rlx_sdk import CheckpointError, SpecError
 
 VERSIONED = ("rlx", "rlx-sdk", "torch", "transformers", "deepspeed", "pyarrow")
 
@@ -123,8 +123,8 @@ def _compare(saved: Tree, now: Tree, checkpoint: Path, say: Any) -> None:
                and not k.startswith(("run.resume", "run.name", "run.dir"))]
     refused = [k for k in changed if k in _FIXED]
     if refused:
-        raise SpecError([f"'{k}' is {new.get(k)!r} and was {old.get(k)!r} in the run that '{checkpoint}' belongs to, so "
-                         "it cannot be continued. Put it back, or start a new run from those weights with --model "
+        raise SpecError([f"'{k}' is {new.get(k)!r} and was {old.get(k)!r} in the run of '{checkpoint}', so it cannot be "
+                         "continued. Put it back, or start a new run from those weights with --model "
                          f"{checkpoint / 'actor'}" for k in refused])
     if changed:
         say("changed since the checkpoint: " + listing(f"{k} {old.get(k)!r} -> {new.get(k)!r}" for k in changed))

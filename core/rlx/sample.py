@@ -5,13 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from rlx_sdk import ModelError, Request, RolloutContext, Sampling
-
 from rlx.checkpoint import complete_checkpoints
 from rlx.data import Limits, load_tokenizer, open_rows, prepare_rows
 from rlx.logs import library_log
 from rlx.models import load_causal_lm, pick_device, pick_dtype
 from rlx.registry import Registry
+from rlx_sdk import ModelError, Request, RolloutContext, Sampling
 
 
 def sample_model(checkpoint: str, prompts: str, *, n: int, limit: int, max_completion: int, temperature: float,

@@ -10,6 +10,14 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
+
+from rlx.batching import pad_sequences
+from rlx.data import Prepared, Tokenizer
+from rlx.data.order import Order
+from rlx.metrics import Accumulator
+from rlx.ranks import Ranks
+from rlx.rewards import Judged, RewardPanel
 from rlx_sdk import (
     Demonstrations,
     Generation,
@@ -22,14 +30,6 @@ from rlx_sdk import (
     Sampling,
     TrainingError,
 )
-from torch import Tensor
-
-from rlx.batching import pad_sequences
-from rlx.data import Prepared, Tokenizer
-from rlx.data.order import Order
-from rlx.metrics import Accumulator
-from rlx.ranks import Ranks
-from rlx.rewards import Judged, RewardPanel
 
 EVAL_STREAM = 1 << 40
 """Evaluation draws its random numbers far away from training's positions."""

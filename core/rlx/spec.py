@@ -12,7 +12,8 @@ Overlong = Literal["error", "drop"]
 class Section(BaseModel):
     """A part of the spec: strict, and closed."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False,
+                              use_attribute_docstrings=True)
 
 
 class CriticSpec(Section):

@@ -9,7 +9,6 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from rlx_sdk import Algorithm, Batch, Mean, Role, TrainingError
 from torch import Tensor
 
 from rlx.batching import micro_batches, row_lengths
@@ -19,6 +18,7 @@ from rlx.metrics import Accumulator, Phases
 from rlx.ranks import Ranks
 from rlx.sources import Source
 from rlx.spec import RunSpec, TrainSpec
+from rlx_sdk import Algorithm, Batch, Mean, Role, TrainingError
 
 
 class Recorder(Protocol):

@@ -65,7 +65,7 @@ def rlx_rollouts() -> list[RolloutPlugin]:
 
 @hookimpl
 def rlx_trackers() -> list[TrackerPlugin]:
-    """wandb."""
+    """Wandb."""
     return [
         TrackerPlugin(
             name="wandb",

@@ -9,9 +9,23 @@ from __future__ import annotations
 
 import torch
 from pydantic import Field
-from rlx.ops import dpo_logits, dpo_sigmoid_loss, masked_sum
-from rlx_sdk import Algorithm, Batch, Config, Context, LanguageModel, Loss, Mean, Needs, Pairs, Role, Rollouts, Sequences
 from torch import Tensor
+
+from rlx.ops import dpo_logits, dpo_sigmoid_loss, masked_sum
+from rlx_sdk import (
+    Algorithm,
+    Batch,
+    Config,
+    Context,
+    LanguageModel,
+    Loss,
+    Mean,
+    Needs,
+    Pairs,
+    Role,
+    Rollouts,
+    Sequences,
+)
 
 
 class DPOConfig(Config):
@@ -25,10 +39,8 @@ class DPOConfig(Config):
 
 def needs(options: DPOConfig, rewards: bool) -> Needs:
     """Pairs; or, with rewards, at least two completions a prompt to make them from."""
-    roles = {"trains": frozenset[Role]({"policy"}), "frozen": frozenset[Role]({"reference"})}
-    if rewards:
-        return Needs(data="rollouts", min_group=2, rewards=True, **roles)
-    return Needs(data="pairs", **roles)
+    return Needs(data="rollouts" if rewards else "pairs", min_group=2 if rewards else 1, rewards=rewards,
+                 trains=frozenset({"policy"}), frozen=frozenset({"reference"}))
 
 
 class DPO(Algorithm[Rollouts | Pairs]):
@@ -70,7 +82,7 @@ def _sum_logprobs(model: LanguageModel, seqs: Sequences) -> Tensor:
 def best_and_worst(rollouts: Rollouts) -> tuple[Sequences, Sequences]:
     """The best and the worst judged completion of each prompt; none of a prompt whose completions score alike."""
     best, worst = [], []
-    for group in rollouts.group.unique().tolist():
+    for group in set(rollouts.group.tolist()):
         rows = ((rollouts.group == group) & rollouts.judged).nonzero().flatten()
         if len(rows) and rollouts.rewards[rows].max() > rollouts.rewards[rows].min():
             best.append(rows[rollouts.rewards[rows].argmax()])

@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 from pydantic import Field
-from rlx_sdk import Config, Fingerprint, Generation, Request, RolloutContext
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
+
+from rlx_sdk import Config, Fingerprint, Generation, Request, RolloutContext
 
 
 class HFOptions(Config):
@@ -75,7 +76,8 @@ class HFRollout:
             tokens[i, width - len(prompt):], attention[i, width - len(prompt):] = prompt, 1
         uniforms = torch.cat([_uniforms(r) for r in requests]).to(device)
         sampler = _Sampler(uniforms, sampling.temperature, sampling.top_p)
-        config = GenerationConfig(max_new_tokens=sampling.max_tokens, do_sample=False, use_cache=True,
+        config = GenerationConfig(  # type: ignore[no-untyped-call]
+                                  max_new_tokens=sampling.max_tokens, do_sample=False, use_cache=True,
                                   eos_token_id=list(self._context.stop_token_ids),
                                   pad_token_id=self._context.pad_token_id)
         with _bare_generation_config(self._context.policy):
@@ -97,7 +99,7 @@ class HFRollout:
 @contextlib.contextmanager
 def _bare_generation_config(model: Any) -> Iterator[None]:
     """HF fills in what the model's own file says (repetition penalty, top_k): that would not be the policy."""
-    own, model.generation_config = model.generation_config, GenerationConfig()
+    own, model.generation_config = model.generation_config, GenerationConfig()  # type: ignore[no-untyped-call]
     try:
         yield
     finally:

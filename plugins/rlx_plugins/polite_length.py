@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Self
 
 from pydantic import Field, model_validator
+
 from rlx_sdk import Config, Sample, reward
 
 POLITE_WORDS = (

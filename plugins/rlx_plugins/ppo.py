@@ -12,6 +12,8 @@ from typing import Any, Literal, Self
 
 import torch
 from pydantic import Field, model_validator
+from torch import Tensor
+
 from rlx.ops import (
     Aggregation,
     KLEstimator,
@@ -107,7 +109,7 @@ class PPO(Algorithm[Rollouts]):
             extra["ref_logprobs"] = ctx.reference.logprobs(seqs)
             log_ratio = masked_sum(old_logprobs - extra["ref_logprobs"], seqs.mask, dim=1)
             metrics = {"kl/mean": Mean(log_ratio.sum(), len(seqs)), "kl/token": Mean(log_ratio.sum(), seqs.mask.sum()),
-                       "kl/coef": Mean(self.kl_coef, 1), "kl/completions": Mean(ctx.all_sum(torch.tensor(len(seqs))), 1)}
+                       "kl/coef": Mean(self.kl_coef, 1)}
             if o.kl.where == "reward":
                 kl = kl_estimate(old_logprobs, extra["ref_logprobs"], o.kl.estimator)
                 rewards = rewards - self.kl_coef * kl * seqs.mask
@@ -118,7 +120,9 @@ class PPO(Algorithm[Rollouts]):
         if o.whiten_advantages:
             advantages = whiten(advantages, seqs.mask, ctx.all_sum)
         seqs = seqs.with_(old_logprobs=old_logprobs, advantages=advantages, old_values=values, returns=returns, **extra)
-        weight = {"policy": row_weights(seqs.mask, o.aggregation), "critic": row_weights(seqs.mask, "token-mean")}
+        weight: dict[Role, Tensor] = {"policy": row_weights(seqs.mask, o.aggregation),
+                                      "critic": row_weights(seqs.mask, "token-mean")}
+        metrics["completions"] = Mean(ctx.all_sum(torch.tensor(len(seqs))), 1)
         return Batch({"completion": seqs}, weight, metrics=metrics)
 
     def loss(self, role: Role, rows: Batch, ctx: Context) -> Loss:
@@ -160,7 +164,7 @@ class PPO(Algorithm[Rollouts]):
         kl = self.options.kl
         if kl.target is not None and kl.horizon is not None and "kl/mean" in metrics:
             self.kl_coef = adapt_kl_coef(self.kl_coef, metrics["kl/mean"], kl.target, kl.horizon,
-                                         metrics["kl/completions"])
+                                         metrics["completions"])
 
     def state_dict(self) -> dict[str, Any]:
         """The KL coefficient."""

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 import wandb
+
 from rlx_sdk import Config, TrackerContext
 
 

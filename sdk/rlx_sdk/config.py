@@ -11,4 +11,5 @@ class Config(BaseModel):
     Give every field a default and a ``Field(description=…)``: ``rlx show NAME`` prints both.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False,
+                              use_attribute_docstrings=True)

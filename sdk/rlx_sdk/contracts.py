@@ -72,13 +72,25 @@ class Context(Protocol):
     """What an algorithm may use beside its data. A role it did not declare raises, naming the algorithm."""
 
     @property
-    def policy(self) -> LanguageModel: ...
+    def policy(self) -> LanguageModel:
+        """The trained policy."""
+        ...
+
     @property
-    def reference(self) -> LanguageModel: ...
+    def reference(self) -> LanguageModel:
+        """The policy as the run began."""
+        ...
+
     @property
-    def critic(self) -> ValueModel: ...
+    def critic(self) -> ValueModel:
+        """The value model."""
+        ...
+
     @property
-    def reward(self) -> ScoreModel: ...
+    def reward(self) -> ScoreModel:
+        """The reward model in training."""
+        ...
+
     @property
     def step(self) -> int:
         """Training steps done before this one."""
@@ -130,14 +142,14 @@ class Algorithm(ABC, Generic[D]):
         """Whether the role is updated in this step (critic warm-up)."""
         return True
 
-    def after_step(self, metrics: Mapping[str, float]) -> None:  # noqa: B027 - a hook, empty on purpose
+    def after_step(self, metrics: Mapping[str, float]) -> None:
         """Called once a step with the global metrics; adaptive coefficients move here."""
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint must keep, JSON-able."""
         return {}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027 - a hook, empty on purpose
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take back what `state_dict` gave."""
 
 
@@ -179,7 +191,7 @@ class Reward(Protocol):
     """A reward provider, built once a run."""
 
     def score(self, samples: Sequence[Sample]) -> Scores | Awaitable[Scores]:
-        """One number, `Score` or None (abstains) a sample, in order. ``async def`` is awaited on a thread of its own."""
+        """One number, `Score` or None (abstains) a sample, in order; ``async def`` is awaited on its own thread."""
         ...
 
     def close(self) -> None:

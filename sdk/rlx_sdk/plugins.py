@@ -25,7 +25,7 @@ Kind = Literal["algorithm", "reward", "rollout", "tracker"]
 
 
 @dataclass(frozen=True)
-class lazy:  # noqa: N801 - reads as a function where it is used
+class lazy:
     """A function of another module, imported when it is first called: ``lazy("package.module:name")``."""
 
     target: str

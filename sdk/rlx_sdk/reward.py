@@ -42,7 +42,8 @@ class RewardFunction:
         self._function = function
         self._takes_options = len(inspect.signature(function).parameters) > 1
         summary = (inspect.getdoc(function) or "").partition("\n")[0]
-        self.plugin = RewardPlugin(name=plugin_name, summary=summary, config=config, requires=requires, build=self.build)
+        self.plugin = RewardPlugin(name=plugin_name, summary=summary, config=config, requires=requires,
+                                   build=self.build)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Scores | Awaitable[Scores]:
         """Call the function itself."""

@@ -18,9 +18,9 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from rlx_sdk import DataError
 
 from rlx.text import did_you_mean
+from rlx_sdk import DataError
 
 BATCH_ROWS = 1024
 LINE_COLUMN = "__json_line__"

@@ -16,9 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlx_sdk import DataKind, Message
-
 from rlx.text import nearest
+from rlx_sdk import DataKind, Message
 
 Prompt = str | list[Message]
 KNOWN = ("instruction", "input", "output", "prompt", "completion", "messages", "chosen", "rejected")
@@ -75,7 +74,7 @@ def read_example(row: Mapping[str, Any], kind: DataKind) -> Example:
     Raises:
         RowProblem: a value is missing, empty or of the wrong type.
     """
-    if row.get("prompt") is not None or "instruction" not in row and "messages" not in row:
+    if row.get("prompt") is not None or ("instruction" not in row and "messages" not in row):
         used: tuple[str, ...] = ("prompt",)
         prompt, turn = _prompt_value(row), None
     elif "messages" in row:

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from rlx_sdk import DataError, DataKind
 
 from rlx.data.files import BATCH_ROWS, Rows, cached_table
 from rlx.data.layouts import Example, RowProblem, missing_columns, read_example
 from rlx.data.tokenizer import Tokenizer
 from rlx.spec import Overlong
 from rlx.text import count, listing
+from rlx_sdk import DataError, DataKind
 
 FORMAT = 1
 """Raised when prepared files of earlier versions cannot be used any more."""

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlx_sdk import Message, ModelError
-
 from rlx.data.layouts import Prompt, RowProblem
 from rlx.hf import explain_load_failure, pretrained_args
+from rlx_sdk import Message, ModelError
 
 PLAIN_TEMPLATE = (
     "{{ bos_token or '' }}{% for m in messages %}{{ m.role | capitalize }}: {{ m.content }}"

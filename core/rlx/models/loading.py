@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from rlx_sdk import ModelError
 
 from rlx.hf import explain_load_failure, pretrained_args
+from rlx_sdk import ModelError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -61,11 +61,11 @@ def _load(auto_class: Any, path: str, dtype: torch.dtype, trust_remote_code: boo
 
 @contextlib.contextmanager
 def _missing_head_is_expected() -> Iterator[None]:
-    """transformers warns that a new head is untrained; here it always is, on purpose."""
+    """A warning that the new head is untrained: here it always is, on purpose."""
     from transformers.utils import logging
 
     level = logging.get_verbosity()
-    logging.set_verbosity_error()
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     try:
         yield
     finally:

@@ -71,6 +71,7 @@ def install_logprob_head(head: nn.Module) -> None:
         if targets is None:
             return plain(hidden)
         chunk = max(1, CHUNK_ELEMENTS // self.weight.shape[0])
-        return _ChunkedLogprobs.apply(hidden, self.weight, getattr(self, "bias", None), targets, temperature, chunk)
+        bias = getattr(self, "bias", None)
+        return _ChunkedLogprobs.apply(hidden, self.weight, bias, targets, temperature, chunk)  # type: ignore[no-untyped-call]
 
-    head.forward = MethodType(forward, head)  # type: ignore[method-assign]
+    head.forward = MethodType(forward, head)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from rlx_sdk import ModelError
 from torch import Tensor, nn
 
 from rlx.models.logprobs import install_logprob_head
+from rlx_sdk import ModelError
 
 
 class CausalLM(nn.Module):
