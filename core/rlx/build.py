@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from rlx.checkpoint import read_state, read_tensors
+from rlx.checkpoint import read_tensors
 from rlx.data import Limits, Prepared, Tokenizer, load_tokenizer, open_rows, prepare_rows
 from rlx.data.order import Order
 from rlx.engine import Engine
@@ -113,11 +113,9 @@ def build(plan: Plan, inputs: Inputs, recorder: Recorder) -> Trainer:
                    inputs.held_out is not None, recorder)
 
 
-def resume(trainer: Trainer, checkpoint: Path) -> dict[str, Any]:
-    """Put a trainer where a checkpoint was taken; returns the whole saved state."""
-    state = read_state(checkpoint)
+def resume(trainer: Trainer, checkpoint: Path, state: dict[str, Any]) -> None:
+    """Put a trainer where a checkpoint with that state was taken."""
     trainer.load_state_dict(state, lambda role: read_tensors(checkpoint, role))
-    return state
 
 
 def _load(plan: Plan, role: Role, dtype: torch.dtype, device: str) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import sys
+import os
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,16 +14,21 @@ NOISY = ("DeepSpeed", "deepspeed", "transformers", "torch", "py.warnings")
 
 @contextlib.contextmanager
 def library_log(path: Path | None) -> Iterator[None]:
-    """Send the libraries' logging, warnings and prints to ``path``, or nowhere for None, until the block ends."""
+    """Send logging, warnings and prints to ``path``, or nowhere for None, until the block ends.
+
+    What plugins print lands there too; rlx itself writes to streams it took before.
+    """
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     with contextlib.ExitStack() as stack:
-        stream = stack.enter_context(path.open("a", encoding="utf-8")) if path else None
-        handler = logging.StreamHandler(stream) if stream else logging.NullHandler()
+        stream = stack.enter_context(open(path or os.devnull, "a", encoding="utf-8", buffering=1))
+        handler = logging.StreamHandler(stream)
         handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
-        stack.enter_context(contextlib.redirect_stdout(stream or sys.stderr))
+        stack.enter_context(contextlib.redirect_stdout(stream))
+        stack.enter_context(contextlib.redirect_stderr(stream))
         stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("default")
         logging.captureWarnings(True)
         stack.callback(logging.captureWarnings, False)
         for name in NOISY:

@@ -38,22 +38,25 @@ def run(plan: Plan, view: View) -> Result:
         RunError: training could not go on.
     """
     from rlx.build import build, read_inputs, resume
+    from rlx.checkpoint import read_state
     from rlx.logs import library_log
-    from rlx.runs import open_run
+    from rlx.runs import open_run, same_data
 
     with contextlib.ExitStack() as stack:
         folder, checkpoint = open_run(plan, view.note)
         with library_log(None):
             inputs = read_inputs(plan)
         view.inputs(plan, inputs)
+        saved = read_state(checkpoint) if checkpoint else {}
+        if checkpoint:
+            same_data(saved["data"], inputs.train, checkpoint)
         folder.start(plan)
         stack.enter_context(library_log(folder.path / "libraries.log"))
-        recorder = _Recorder(folder, view, inputs.tokenizer.hf, plan)
+        recorder = _Recorder(folder, view, inputs, plan)
         trainer = build(plan, inputs, recorder)
         stack.callback(trainer.source.close)
-        saved: dict[str, Any] = {}
-        if checkpoint is not None:
-            saved = resume(trainer, checkpoint)
+        if checkpoint:
+            resume(trainer, checkpoint, saved)
             folder.rewind(trainer.step)
             view.note(f"continuing from '{checkpoint}', step {trainer.step}")
         already = trainer.step
@@ -70,8 +73,8 @@ def run(plan: Plan, view: View) -> Result:
 class _Recorder:
     """Run folder, screen and trackers behind the trainer's one `Recorder`."""
 
-    def __init__(self, folder: Any, view: View, tokenizer: Any, plan: Plan) -> None:
-        self._folder, self._view, self._tokenizer, self._plan = folder, view, tokenizer, plan
+    def __init__(self, folder: Any, view: View, inputs: Any, plan: Plan) -> None:
+        self._folder, self._view, self._inputs, self._plan = folder, view, inputs, plan
         self.trackers: list[tuple[str, Tracker]] = []
         self.checkpoint: Path | None = None
         self.last: Mapping[str, float] = {}
@@ -96,9 +99,11 @@ class _Recorder:
     def save(self, trainer: Any) -> None:
         from rlx.checkpoint import save_checkpoint
 
-        state = {**trainer.state_dict(), "trackers": {name: t.state_dict() for name, t in self.trackers}}
-        self.checkpoint = save_checkpoint(self._folder.checkpoints, trainer.step, trainer.engines, self._tokenizer,
-                                          state, self._plan.spec.run.keep)
+        rows = self._inputs.train.rows
+        state = {**trainer.state_dict(), "trackers": {name: t.state_dict() for name, t in self.trackers},
+                 "data": {"rows": len(rows), "fingerprint": rows.fingerprint}}
+        self.checkpoint = save_checkpoint(self._folder.checkpoints, trainer.step, trainer.engines,
+                                          self._inputs.tokenizer.hf, state, self._plan.spec.run.keep)
         self._view.saved(self.checkpoint)
 
     def _track(self, method: str, *args: Any) -> None:

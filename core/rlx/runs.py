@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import yaml
 
 from rlx.checkpoint import PREFIX, complete_checkpoints, newest_intact
+from rlx.data import Prepared
 from rlx.layers import Tree, read_spec_file
 from rlx.plan import Plan
 from rlx.text import listing
@@ -128,6 +129,19 @@ def _compare(saved: Tree, now: Tree, checkpoint: Path, say: Any) -> None:
                          f"{checkpoint / 'actor'}" for k in refused])
     if changed:
         say("changed since the checkpoint: " + listing(f"{k} {old.get(k)!r} -> {new.get(k)!r}" for k in changed))
+
+
+def same_data(saved: Mapping[str, Any], train: Prepared, checkpoint: Path) -> None:
+    """Refuse to continue on data of another content: the position in it would mean other rows.
+
+    Raises:
+        SpecError: with both numbers of rows.
+    """
+    rows = train.rows
+    if saved["fingerprint"] != rows.fingerprint:
+        raise SpecError([f"data file '{rows.file}' has changed since the checkpoint '{checkpoint}' ({len(rows)} rows, "
+                         f"were {saved['rows']}), so its run cannot be continued. Put the file back, or start a new run "
+                         f"from those weights with --model {checkpoint / 'actor'}"])
 
 
 def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:

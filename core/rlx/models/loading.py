@@ -54,9 +54,20 @@ def _load(auto_class: Any, path: str, dtype: torch.dtype, trust_remote_code: boo
     if "gguf_file" not in args:
         args["use_safetensors"] = True
     try:
-        return auto_class.from_pretrained(**args)
+        loaded = auto_class.from_pretrained(**args)
     except Exception as error:
         raise ModelError(explain_load_failure(path, "model", error)) from error
+    _at_full_precision(loaded[0] if isinstance(loaded, tuple) else loaded, path)
+    return loaded
+
+
+def _at_full_precision(model: Any, path: str) -> None:
+    """GGUF weights are expanded while they are read, yet HF still takes the model for a quantised one."""
+    if path.endswith(".gguf"):
+        model.hf_quantizer, model.is_quantized = None, False
+        del model.config.quantization_config
+    elif getattr(model, "is_quantized", False):
+        raise ModelError(f"model '{path}' is quantised; its weights cannot be trained. Give the unquantised model.")
 
 
 @contextlib.contextmanager
