@@ -114,6 +114,8 @@ class Engine:
                     safe_set_full_optimizer_state(parameter, state[f"{moment}/{name}"].to(parameter.device), moment)
         for entry in self._adam_state():
             entry["step"].fill_(float(updates))
+            for moment in () if updates else MOMENTS:
+                entry[moment].zero_()
         self.updates = updates
 
     def _make_moments(self) -> None:

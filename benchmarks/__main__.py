@@ -1,0 +1,71 @@
+"""``python -m benchmarks ppo [--steps N] [--json FILE]``: a fixed PPO job on the bundled model, measured by phase."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import resource
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+# Threads that spin while they wait starve each other when anything else runs on the machine.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+import rlx
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+JOB: dict[str, Any] = {
+    "algo": "ppo", "reward": "polite_length",
+    "data": None,
+    "rollout": {"max_completion": 64},
+    "train": {"batch_size": 32, "minibatches": 2, "update_epochs": 2, "micro_tokens": 4096},
+}
+
+
+@app.callback()
+def _benchmarks() -> None:
+    """Speed of rlx."""
+
+
+@app.command()
+def ppo(steps: Annotated[int, typer.Option(help="Steps measured, after one of warm-up.")] = 5,
+        out: Annotated[Path | None, typer.Option("--json", help="Write the figures to this file, too.")] = None) -> None:
+    """Seconds a step, tokens a second, peak memory, time by phase."""
+    with tempfile.TemporaryDirectory() as folder:
+        job = {**JOB, "train": {**JOB["train"], "steps": steps + 1}}
+        result = rlx.train(**job, run={"dir": folder}, quiet=True)
+        lines = [json.loads(line) for line in (result.run / "metrics.jsonl").read_text().splitlines()]
+    measured = [line for line in lines if "time/step" in line][1:]
+    middle = {key: statistics.median(line[key] for line in measured)
+              for key in measured[0] if key.startswith(("time/", "speed/"))}
+    named = sum(v for k, v in middle.items() if k.startswith("time/") and k != "time/step")
+    figures = {"job": JOB, "machine": {"cpu": platform.machine(), "cores": os.cpu_count()}, "versions": _versions(),
+               "median": middle, "outside_phases": 1 - named / middle["time/step"], "memory_peak_gb": _peak(lines)}
+    for key, value in middle.items():
+        share = f"  {value / middle['time/step']:6.1%}" if key.startswith("time/") else ""
+        typer.echo(f"{key:<32} {value:10.3f}{share}")
+    typer.echo(f"{'outside named phases':<32} {figures['outside_phases']:10.1%}")
+    typer.echo(f"{'memory/peak_gb':<32} {figures['memory_peak_gb']:10.3f}")
+    if out is not None:
+        out.write_text(json.dumps(figures, indent=1), encoding="utf-8")
+
+
+def _peak(lines: list[dict[str, float]]) -> float:
+    """Of the GPU, or of this process on a CPU, GiB."""
+    gpu = [line["memory/peak_gb"] for line in lines if "memory/peak_gb" in line]
+    return max(gpu) if gpu else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+def _versions() -> dict[str, str]:
+    from rlx.runs import versions
+
+    return versions()
+
+
+app()

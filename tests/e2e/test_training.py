@@ -1,0 +1,223 @@
+"""Whole runs on the bundled model."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+from rlx_sdk import CheckpointError, RewardError, Sample, SpecError, TrainingError
+from safetensors.torch import load_file
+
+import rlx
+from rlx.checkpoint import complete_checkpoints, verify
+
+from .conftest import ALGORITHMS, metrics_of
+
+ALL = tuple(ALGORITHMS)
+
+
+@pytest.mark.parametrize("algo", ALL)
+def test_one_flag_changes_the_algorithm_and_leaves_an_hf_checkpoint(train, algo):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    result = train(algo)
+
+    actor = result.checkpoint / "actor"
+    model = AutoModelForCausalLM.from_pretrained(actor)
+    tokenizer = AutoTokenizer.from_pretrained(actor)
+    ids = tokenizer.apply_chat_template([{"role": "user", "content": "Hi"}], add_generation_prompt=True,
+                                        return_tensors="pt", return_dict=True)
+    assert model.generate(**ids, max_new_tokens=4).shape[1] > ids["input_ids"].shape[1]
+    trained = load_file(result.checkpoint / "state" / "policy.safetensors")
+    assert torch.equal(trained["weight/model.norm.weight"], model.model.norm.weight)
+    assert [line["step"] for line in metrics_of(result.run) if "loss/policy" in line] == [1, 2, 3, 4]
+    assert all(math.isfinite(v) for line in metrics_of(result.run) for v in line.values())
+    assert {p.name for p in result.run.iterdir()} >= {"spec.yaml", "metrics.jsonl", "samples", "checkpoints"}
+    assert (result.checkpoint / "critic").is_dir() == (algo == "ppo")
+
+
+@pytest.mark.parametrize("algo", ALL)
+def test_resumed_equals_uninterrupted_bit_for_bit(train, algo):
+    updates = {"minibatches": 2, "update_epochs": 2}
+    straight = train(algo, train=updates, run={"name": "straight"})
+    broken = straight.run.parent / "broken"
+    shutil.copytree(straight.run, broken)
+    shutil.rmtree(broken / "checkpoints" / "global_step_4")
+
+    resumed = train(algo, train=updates, run={"name": "broken", "resume": "auto"})
+
+    assert resumed.run == broken
+    assert metrics_of(resumed.run) == metrics_of(straight.run)
+    for file in sorted(straight.checkpoint.rglob("*.safetensors")):
+        name = file.relative_to(straight.checkpoint)
+        assert file.read_bytes() == (resumed.checkpoint / name).read_bytes(), name
+
+
+@pytest.mark.parametrize("algo", ALL)
+def test_results_do_not_depend_on_the_micro_batch(train, algo):
+    """One row at a time, or all at once: the same weights and metrics but for the order of float additions."""
+    small, large = (train(algo, train={"micro_tokens": tokens, "steps": 2}, run={"name": f"m{tokens}"})
+                    for tokens in (1, 100_000))
+
+    for role in ("policy", "critic") if algo == "ppo" else ("policy",):
+        one, other = (load_file(r.checkpoint / "state" / f"{role}.safetensors") for r in (small, large))
+        # Adam divides by the gradient's size, so a weight whose gradient is all rounding may move by up to lr.
+        moved = {k: (one[k] - other[k]).norm() / one[k].norm() for k in one if k.startswith("exp_avg/")}
+        assert max(moved.values()) < 1e-3, moved
+    for a, b in zip(metrics_of(small.run), metrics_of(large.run), strict=True):
+        assert a == pytest.approx(b, rel=1e-3, abs=1e-4)
+
+
+def test_training_raises_the_reward_it_is_given(train):
+    """A reward for short completions: the policy learns to stop early."""
+    def short(samples: list[Sample]) -> list[float]:
+        return [-len(s.completion) / 50 for s in samples]
+
+    result = train("ppo", reward=short, rollout={"max_completion": 32},
+                   train={"steps": 12, "batch_size": 32, "optim": {"policy": {"lr": 1e-3, "schedule": "constant"}}},
+                   run={"save_every": None})
+
+    rewards = [line["reward/mean"] for line in metrics_of(result.run) if "reward/mean" in line]
+    assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.2
+
+
+def test_dpo_widens_the_margin_and_sft_lowers_the_loss(train):
+    longer = {"steps": 12, "batch_size": 16, "optim": {"policy": {"lr": 3e-4, "schedule": "constant"}}}
+    margins = [line["rewards/margin"] for line in metrics_of(train("dpo", train=longer).run) if "rewards/margin" in line]
+    losses = [line["loss/policy"] for line in metrics_of(train("sft", train=longer).run) if "loss/policy" in line]
+
+    assert margins[0] == pytest.approx(0, abs=1e-4), "before the first update the policy is the reference"
+    assert margins[-1] > 0.2
+    assert sum(losses[-3:]) < sum(losses[:3])
+
+
+def test_dpo_with_a_reward_ranks_its_own_samples(train):
+    result = train("dpo", reward="polite_length", rollout={"max_completion": 32, "group_size": 4})
+
+    lines = [line for line in metrics_of(result.run) if "loss/policy" in line]
+    assert len(lines) == 4
+    assert all(0 < line["pairs"] <= 8 and "reward/mean" in line for line in lines)
+
+
+def test_evaluation_measures_held_out_rows_at_both_ends(train):
+    result = train("ppo", data={"path": str(QUICK / "prompts.parquet"), "eval": 6}, train={"steps": 2})
+
+    evals = [line for line in metrics_of(result.run) if "eval/reward/mean" in line]
+    assert [line["step"] for line in evals] == [0, 2]
+    assert evals[0]["eval/kl/mean"] == pytest.approx(0, abs=1e-4)
+    assert evals[1]["eval/kl/mean"] != 0
+    assert "eval/loss/critic" in evals[0]
+    table = pd.read_parquet(result.run / "samples" / "eval_000002.parquet")
+    assert len(table) == 6
+    assert set(table) >= {"prompt", "completion", "reward", "reward/polite_length", "finish_reason"}
+
+
+def test_epochs_use_every_row_exactly_that_often(train, tmp_path):
+    rows = [{"prompt": f"p{i}", "completion": "ok"} for i in range(7)]
+    data = tmp_path / "seven.jsonl"
+    data.write_text("".join(json.dumps(r) + "\n" for r in rows))
+    seen: list[str] = []
+
+    def spy(samples):
+        seen.extend(s.prompt for s in samples)
+        return [0.5 + 0.1 * len(s.completion) for s in samples]
+
+    result = train("ppo", reward=spy, data=str(data), train={"steps": None, "epochs": 2, "batch_size": 3})
+
+    assert result.steps == 5, "ceil(14 / 3)"
+    assert sorted(seen) == sorted(2 * [f"p{i}" for i in range(7)])
+
+
+def test_a_run_without_judged_samples_ends_with_a_reason(train):
+    with pytest.raises(TrainingError, match=r"no update was possible in 2 steps in a row"):
+        train("ppo", reward=lambda samples: [None] * len(samples), train={"max_skipped": 2})
+
+
+def test_unjudged_samples_are_left_out_and_counted(train):
+    result = train("ppo", reward=lambda samples: [None if i % 2 else 1.0 for i in range(len(samples))],
+                   train={"steps": 1})
+
+    line = next(line for line in metrics_of(result.run) if line["step"] == 1)
+    assert line["reward/judged"] == 0.5
+    assert line["reward/mean"] == 1.0
+    assert line["completions"] == 4
+
+
+def test_a_raising_reward_stops_the_run_and_names_the_row(train):
+    def fails(samples):
+        raise KeyError("ground_truth")
+
+    named = r"(?s)reward 'fails' \(this program .*data row \d+.*KeyError: 'ground_truth'"
+    with pytest.raises(RewardError, match=named):
+        train("ppo", reward=fails)
+
+
+def test_a_run_folder_is_never_mixed_with_another_run(train):
+    train("sft", run={"name": "one"}, train={"steps": 1})
+    with pytest.raises(SpecError, match=r"already holds a run.*--resume auto"):
+        train("sft", run={"name": "one"})
+
+
+def test_resume_auto_from_nothing_starts_and_a_named_checkpoint_must_exist(train, tmp_path):
+    assert train("sft", run={"name": "fresh", "resume": "auto"}, train={"steps": 1}).steps == 1
+    with pytest.raises(CheckpointError, match=r"no complete checkpoint .*global_step_999.*global_step_1"):
+        train("sft", run={"resume": str(tmp_path / "runs/fresh/checkpoints/global_step_999")})
+
+
+def test_nothing_left_to_do_is_not_success(train):
+    train("sft", run={"name": "done"}, train={"steps": 2})
+    with pytest.raises(TrainingError, match=r"nothing to do.*step 2 of 2.*--steps"):
+        train("sft", run={"name": "done", "resume": "auto"}, train={"steps": 2})
+
+
+def test_damaged_and_unfinished_checkpoints_are_passed_over(train):
+    result = train("sft", run={"name": "hurt"})
+    state = result.checkpoint / "state" / "policy.safetensors"
+    state.write_bytes(state.read_bytes()[: state.stat().st_size // 2])
+    (result.checkpoint.parent / ".writing_6").mkdir()
+    with pytest.raises(CheckpointError, match=r"damaged: state/policy.safetensors"):
+        verify(result.checkpoint)
+
+    again = train("sft", run={"name": "hurt", "resume": "auto"})
+
+    assert again.steps == 4
+    assert [line["step"] for line in metrics_of(again.run) if "loss/policy" in line] == [1, 2, 3, 4]
+    verify(again.checkpoint)
+
+
+def test_only_the_newest_checkpoints_stay(train):
+    result = train("sft", run={"save_every": 1, "keep": 2})
+    assert [c.name for c in complete_checkpoints(result.run / "checkpoints")] == ["global_step_3", "global_step_4"]
+
+
+@pytest.mark.parametrize(("change", "named"), [
+    ({"train": {"batch_size": 4}}, r"'train.batch_size' is 4 and was 8"),
+    ({"run": {"seed": 5}}, r"'run.seed' is 5 and was 0"),
+])
+def test_a_changed_run_is_not_continued(train, change, named):
+    train("sft", run={"name": "c"}, train={"steps": 2})
+    with pytest.raises(SpecError, match=named):
+        train("sft", **{**change, "run": {"name": "c", "resume": "auto", **change.get("run", {})}})
+
+
+def test_changed_data_and_algorithm_are_refused_and_a_changed_learning_rate_is_said(train, tmp_path, capsys):
+    data = tmp_path / "d.jsonl"
+    rows = [json.dumps({"prompt": f"p{i}", "completion": "ok", "chosen": "a", "rejected": "b"}) for i in range(8)]
+    data.write_text("\n".join(rows))
+    here = {"data": str(data), "train": {"steps": 2}}
+    train("sft", **here, run={"name": "c"})
+    with pytest.raises(SpecError, match=r"'algo.name' is 'dpo' and was 'sft'"):
+        train("dpo", **here, run={"name": "c", "resume": "auto"})
+    faster = {"data": str(data), "train": {"steps": 3, "optim": {"policy": {"lr": 1e-5}}}}
+    assert train("sft", **faster, run={"name": "c", "resume": "auto"}).steps == 3
+    data.write_text("\n".join([*rows, rows[0]]))
+    with pytest.raises(SpecError, match=r"has changed since the checkpoint .*9 rows, were 8"):
+        train("sft", **here | {"train": {"steps": 5}}, run={"name": "c", "resume": "auto"})
+
+
+QUICK = Path(rlx.__file__).parent / "quickstart"
