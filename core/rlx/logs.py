@@ -18,6 +18,8 @@ def library_log(path: Path | None) -> Iterator[None]:
 
     What plugins print lands there too; rlx itself writes to streams it took before.
     """
+    with silent_stderr():  # DeepSpeed tries the linker for ops that rlx does not use
+        import deepspeed  # noqa: F401 - else transformers imports it, loudly
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
@@ -34,6 +36,19 @@ def library_log(path: Path | None) -> Iterator[None]:
         for name in NOISY:
             stack.enter_context(_only(logging.getLogger(name), handler))
         yield
+
+
+@contextlib.contextmanager
+def silent_stderr() -> Iterator[None]:
+    """Drop what compilers and C libraries write to file descriptor 2, past Python's ``sys.stderr``."""
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
 
 
 @contextlib.contextmanager

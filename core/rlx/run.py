@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +12,9 @@ from typing import Any
 from rlx.plan import Plan
 from rlx.view import View
 from rlx_sdk import Tracker, TrackerContext, TrainingError
+
+# Threads that spin while they wait starve each other when anything else runs on the machine. Read when torch is loaded.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 @dataclass(frozen=True)
