@@ -35,41 +35,40 @@ class Handle:
 
     def logprobs(self, seqs: Sequences) -> Tensor:
         """``[B, T]``, 0 where the mask is false."""
-        return self.logprobs_and_entropy(seqs)[0]
+        return self._run(seqs, lambda s: self.module(s.tokens, s.mask, self.temperature, False)[:1])[0]
 
     def logprobs_and_entropy(self, seqs: Sequences) -> tuple[Tensor, Tensor]:
         """``[B, T]`` each, 0 where the mask is false."""
-        both = self._run(seqs, lambda s: torch.stack(self.module(s.tokens, s.mask, self.temperature)))
-        return both[0], both[1]
+        logprobs, entropy = self._run(seqs, lambda s: self.module(s.tokens, s.mask, self.temperature))
+        return logprobs, entropy
 
     def values(self, seqs: Sequences) -> Tensor:
         """``[B, T]``: what the model says before it sees token ``t``; 0 at ``t = 0`` and where the mask is false."""
 
-        def shifted(s: Sequences) -> Tensor:
+        def shifted(s: Sequences) -> tuple[Tensor]:
             before = torch.nn.functional.pad(self.module(s.tokens)[:, :-1], (1, 0))
-            return torch.where(s.mask, before, torch.zeros_like(before))[None]
+            return (torch.where(s.mask, before, torch.zeros_like(before)),)
 
         return self._run(seqs, shifted)[0]
 
     def scores(self, seqs: Sequences) -> Tensor:
         """``[B]``, read at the last real token."""
 
-        def last(s: Sequences) -> Tensor:
-            numbers: Tensor = self.module(s.tokens)
-            return numbers.gather(1, s.length[:, None] - 1)[None]
+        def last(s: Sequences) -> tuple[Tensor]:
+            return (self.module(s.tokens).gather(1, s.length[:, None] - 1),)
 
-        return self._run(seqs, last)[0, :, 0]
+        return self._run(seqs, last)[0][:, 0]
 
-    def _run(self, seqs: Sequences, forward: Callable[[Sequences], Tensor]) -> Tensor:
+    def _run(self, seqs: Sequences, forward: Callable[[Sequences], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
         if torch.is_grad_enabled():
             return forward(seqs)
-        out: Tensor | None = None
+        out: tuple[Tensor, ...] = ()
         for rows in micro_batches(seqs.length, self.micro_tokens):
-            part = forward(seqs[rows].to(self.device)).to(seqs.tokens.device)
-            if out is None:
-                out = part.new_zeros(part.shape[0], *seqs.tokens.shape)
-            out[:, rows, : part.shape[2]] = part
-        return out if out is not None else torch.zeros(2, *seqs.tokens.shape)
+            parts = forward(seqs[rows].to(self.device))
+            out = out or tuple(torch.zeros_like(seqs.tokens, dtype=part.dtype) for part in parts)
+            for whole, part in zip(out, parts, strict=True):
+                whole[rows, : part.shape[1]] = part.to(whole.device)
+        return out or (torch.zeros_like(seqs.tokens, dtype=torch.float32),) * 2
 
 
 @dataclass

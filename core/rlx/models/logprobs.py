@@ -22,14 +22,15 @@ class _ChunkedLogprobs(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, temperature: float,
-                chunk: int) -> tuple[Tensor, Tensor]:
+                chunk: int, with_entropy: bool) -> tuple[Tensor, Tensor]:
         logprobs = hidden.new_empty(len(targets), dtype=torch.float32)
-        entropy = torch.empty_like(logprobs)
+        entropy = torch.zeros_like(logprobs)
         for start in range(0, len(targets), chunk):
             rows = slice(start, start + chunk)
             logp = _log_softmax(hidden[rows], weight, bias, temperature)
             logprobs[rows] = logp.gather(1, targets[rows, None]).squeeze(1)
-            entropy[rows] = torch.special.entr(logp.exp()).sum(1)
+            if with_entropy:
+                entropy[rows] = torch.special.entr(logp.exp()).sum(1)
         ctx.save_for_backward(hidden, weight, targets, entropy, *(() if bias is None else (bias,)))
         ctx.set_materialize_grads(False)
         ctx.temperature, ctx.chunk = temperature, chunk
@@ -57,7 +58,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
             if d_bias is not None:
                 d_bias += d_logits.sum(0).float()
         return (d_hidden, d_weight.to(weight.dtype), None if bias is None or d_bias is None else d_bias.to(bias.dtype),
-                None, None, None)
+                None, None, None, None)
 
 
 def install_logprob_head(head: nn.Module) -> None:
@@ -67,11 +68,13 @@ def install_logprob_head(head: nn.Module) -> None:
     """
     plain = head.forward
 
-    def forward(self: Any, hidden: Tensor, targets: Tensor | None = None, temperature: float = 1.0) -> Any:
+    def forward(self: Any, hidden: Tensor, targets: Tensor | None = None, temperature: float = 1.0,
+                entropy: bool = True) -> Any:
         if targets is None:
             return plain(hidden)
         chunk = max(1, CHUNK_ELEMENTS // self.weight.shape[0])
         bias = getattr(self, "bias", None)
-        return _ChunkedLogprobs.apply(hidden, self.weight, bias, targets, temperature, chunk)  # type: ignore[no-untyped-call]
+        arguments = (hidden, self.weight, bias, targets, temperature, chunk, entropy)
+        return _ChunkedLogprobs.apply(*arguments)  # type: ignore[no-untyped-call]
 
     head.forward = MethodType(forward, head)

@@ -1,0 +1,50 @@
+"""A run killed with SIGKILL in the middle, and continued by ``rlx resume``, equals one that was never killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from .conftest import metrics_of
+
+FLAGS = {
+    "ppo": ["--reward", "polite_length", "--set", "rollout.max_completion=12", "--set", "train.minibatches=2"],
+    "dpo": [],
+    "sft": [],
+}
+LENGTH = ["--steps", "5", "--set", "train.batch_size=8", "--set", "run.save_every=1", "--set", "data.eval=0",
+          "--set", "run.keep=9"]
+
+
+def command(runs: Path, name: str, algo: str) -> list[str]:
+    return [sys.executable, "-m", "rlx", "train", "--algo", algo, *FLAGS[algo], *LENGTH, "--name", name,
+            "--set", f"run.dir={runs}"]
+
+
+@pytest.mark.parametrize("algo", sorted(FLAGS))
+def test_killed_and_resumed_equals_uninterrupted(tmp_path, algo):
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(command(tmp_path, "killed", algo), stdout=subprocess.PIPE, text=True,
+                          env=environment) as process:
+        for line in process.stdout or ():
+            if line.startswith("step 3/"):
+                process.send_signal(signal.SIGKILL)
+                break
+    assert process.returncode == -signal.SIGKILL
+    assert not (tmp_path / "killed" / "checkpoints" / "global_step_5").exists()
+    resumed = subprocess.run([sys.executable, "-m", "rlx", "resume", str(tmp_path / "killed")], capture_output=True,
+                             text=True, env=environment, check=False)
+    assert resumed.returncode == 0, resumed.stderr
+    subprocess.run(command(tmp_path, "straight", algo), check=True, capture_output=True, env=environment)
+
+    assert metrics_of(tmp_path / "killed") == metrics_of(tmp_path / "straight")
+    one, other = (tmp_path / name / "checkpoints" / "global_step_5" for name in ("killed", "straight"))
+    files = sorted(p.relative_to(one) for p in one.rglob("*.safetensors"))
+    assert files
+    for file in files:
+        assert (one / file).read_bytes() == (other / file).read_bytes(), file
