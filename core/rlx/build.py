@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,16 @@ from rlx.data import Limits, Prepared, Tokenizer, load_tokenizer, open_rows, pre
 from rlx.data.order import Order
 from rlx.engine import Engine
 from rlx.handles import Handle, RunContext
-from rlx.models import CausalLM, Scorer, load_causal_lm, load_scorer, pick_device, pick_dtype
+from rlx.models import (
+    CausalLM,
+    Scorer,
+    add_lora,
+    load_causal_lm,
+    load_scorer,
+    pick_device,
+    pick_dtype,
+    without_adapter,
+)
 from rlx.plan import Plan, context_length
 from rlx.ranks import Ranks, start_distributed
 from rlx.rewards import Provider, RewardPanel
@@ -99,13 +108,18 @@ def build(plan: Plan, inputs: Inputs, recorder: Recorder) -> Trainer:
         raise SpecError([f"this is one of {ranks.world} processes; this version of rlx trains in one process"])
     dtype = pick_dtype(spec.engine.dtype, device)
     seed_everything(spec.run.seed, 0, ranks.rank)
-    modules = {role: _load(plan, role, dtype, device) for role in sorted(needs.trains | needs.frozen)}
+    adapter_off = spec.model.lora is not None
+    modules = {role: _load(plan, role, dtype, device) for role in sorted(needs.trains | needs.frozen)
+               if not (role == "reference" and adapter_off)}
     updates = inputs.total_steps * spec.train.minibatches * spec.train.update_epochs
     engines = {role: Engine(modules[role], getattr(spec.train.optim, role), updates, dtype)
                for role in sorted(needs.trains)}
     temperature = spec.rollout.temperature if needs.data == "rollouts" else 1.0
     handles = {role: Handle(engines[role] if role in engines else module, torch.device(device),
                             spec.train.micro_tokens, temperature) for role, module in modules.items()}
+    if "reference" in needs.frozen and adapter_off:
+        policy = modules["policy"]
+        handles["reference"] = replace(handles["policy"], module=without_adapter(policy.model, policy))
     source, exact = _source(plan, inputs, modules, ranks, device, dtype)
     single = spec.train.minibatches * spec.train.update_epochs == 1
     context = RunContext(plan.algorithm.name, handles, ranks, temperature, single, exact, spec.rollout.max_completion)
@@ -124,8 +138,12 @@ def _load(plan: Plan, role: Role, dtype: torch.dtype, device: str) -> Any:
         module: Any = CausalLM(load_causal_lm(model.path, dtype, model.trust_remote_code).to(device))
     else:
         module = Scorer(load_scorer(model.critic.init or model.path, dtype, model.trust_remote_code).to(device))
-    # Dropout would make old and new logprobs of one policy differ.
-    return module.eval().requires_grad_(role in plan.needs.trains)
+    module.requires_grad_(role in plan.needs.trains)
+    if role == "policy" and model.lora is not None:
+        targets = model.lora.targets
+        module.model = add_lora(module.model, model.lora.rank, model.lora.alpha,
+                                targets if isinstance(targets, str) else list(targets))
+    return module.eval()  # dropout would make old and new logprobs of one policy differ
 
 
 def _source(plan: Plan, inputs: Inputs, modules: dict[Role, Any], ranks: Ranks, device: str,

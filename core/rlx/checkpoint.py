@@ -46,8 +46,7 @@ def save_checkpoint(folder: Path, step: int, engines: Mapping[Role, Engine], tok
     shutil.rmtree(aside, ignore_errors=True)
     (aside / "state").mkdir(parents=True)
     for role, engine in engines.items():
-        model = engine.module.model
-        model.save_pretrained(aside / FOLDERS[role])
+        engine.module.save(aside / FOLDERS[role])
         tokenizer.save_pretrained(aside / FOLDERS[role])
         tensors = {name: tensor.contiguous() for name, tensor in engine.state_dict().items()}
         save_file(tensors, aside / "state" / f"{role}.safetensors")

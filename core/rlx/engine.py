@@ -77,14 +77,17 @@ class Engine:
 
     def policy_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Full weights by HF name, one at a time, as the forward pass uses them; copy each before the next."""
-        yield from self.module.model.named_parameters()
+        yield from self.module.weights()
+
+    def _trained(self) -> Iterator[tuple[str, nn.Parameter]]:
+        yield from ((n, p) for n, p in self.module.model.named_parameters() if p.requires_grad)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Full float32 weights, and moments if a step was made, by kind and HF name."""
+        """Trained weights in float32, and moments if a step was made, by kind and name."""
         from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
         state: dict[str, Tensor] = {}
-        for name, parameter in self.module.model.named_parameters():
+        for name, parameter in self._trained():
             state[f"weight/{name}"] = safe_get_full_fp32_param(parameter).cpu()
             for moment in MOMENTS if self.updates else ():
                 state[f"{moment}/{name}"] = safe_get_full_optimizer_state(parameter, moment).cpu()
@@ -101,7 +104,7 @@ class Engine:
         if updates:
             self._make_moments()
         with torch.no_grad():
-            for name, parameter in self.module.model.named_parameters():
+            for name, parameter in self._trained():
                 saved = state.get(f"weight/{name}")
                 if saved is None or saved.shape != parameter.shape:
                     found = "nothing" if saved is None else f"shape {tuple(saved.shape)}"
@@ -122,8 +125,7 @@ class Engine:
         """Adam makes its state in the first step: take one with gradient and learning rate zero."""
         for group in self._deepspeed.optimizer.param_groups:
             group["lr"] = 0.0
-        trained = (p for p in self.module.parameters() if p.requires_grad)
-        self.backward(torch.stack([p.float().sum() * 0.0 for p in trained]).sum())
+        self.backward(torch.stack([p.float().sum() * 0.0 for _, p in self._trained()]).sum())
         self._deepspeed.step()
 
     def _adam_state(self) -> list[dict[str, Any]]:

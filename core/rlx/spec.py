@@ -23,6 +23,17 @@ class CriticSpec(Section):
     """Folder or hub name to start the critic from: a language model or a one-label classifier. Default: the policy."""
 
 
+class LoraSpec(Section):
+    """Train a low-rank adapter instead of the weights."""
+
+    rank: int = Field(16, ge=1)
+    """Of the adapter's two factors."""
+    alpha: int = Field(32, ge=1)
+    """The adapter is scaled by alpha / rank."""
+    targets: str | tuple[str, ...] = "all-linear"
+    """Modules that get one."""
+
+
 class ModelSpec(Section):
     """The policy."""
 
@@ -32,6 +43,8 @@ class ModelSpec(Section):
     """A Jinja template, or a file with one, instead of the model's own."""
     trust_remote_code: bool = False
     """Run Python code from the model's folder."""
+    lora: LoraSpec | None = None
+    """Train an adapter of the policy; its reference is then the policy without it."""
     critic: CriticSpec = CriticSpec()
 
 

@@ -40,8 +40,8 @@ class WandbTracker:
         """A table of samples."""
         rows = list(table)
         if rows:
-            columns = list(rows[0])
-            self._run.log({"step": step, "samples": wandb.Table(columns, [[r.get(c) for c in columns] for r in rows])})
+            columns: list[str | int] = list(rows[0])
+            self._run.log({"step": step, "samples": wandb.Table(columns, [[r.get(str(c)) for c in columns] for r in rows])})
 
     def state_dict(self) -> dict[str, Any]:
         """The wandb run's id."""

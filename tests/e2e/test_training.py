@@ -221,3 +221,33 @@ def test_changed_data_and_algorithm_are_refused_and_a_changed_learning_rate_is_s
 
 
 QUICK = Path(rlx.__file__).parent / "quickstart"
+
+
+def test_lora_trains_an_adapter_and_leaves_a_merged_model(train):
+    """The reference is the policy without its adapter; actor/ is the sum, adapter/ the adapter alone."""
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    settings = {"model": {"path": str(QUICK / "rlx-tiny"), "lora": {"rank": 4, "alpha": 8}},
+                "data": {"path": str(QUICK / "prompts.parquet")}}
+    result = train("dpo", **settings, run={"name": "lora"})
+
+    lines = [line for line in metrics_of(result.run) if "loss/policy" in line]
+    assert lines[0]["loss/policy"] == pytest.approx(math.log(2), abs=1e-4), "an adapter starts as no change"
+    assert lines[-1]["rewards/margin"] != 0
+    saved = load_file(result.checkpoint / "state" / "policy.safetensors")
+    assert all(".lora_" in name for name in saved)
+    tokens = torch.arange(5, 25)[None]
+    base = AutoModelForCausalLM.from_pretrained(QUICK / "rlx-tiny")
+    before = base(tokens).logits
+    adapted = PeftModel.from_pretrained(base, result.checkpoint / "adapter")(tokens).logits
+    merged = AutoModelForCausalLM.from_pretrained(result.checkpoint / "actor")(tokens).logits
+    assert torch.allclose(adapted, merged, atol=1e-4)
+    assert not torch.allclose(before, merged, atol=1e-4)
+
+    broken = result.run.parent / "broken"
+    shutil.copytree(result.run, broken)
+    shutil.rmtree(broken / "checkpoints" / "global_step_4")
+    resumed = train("dpo", **settings, run={"name": "broken", "resume": "auto"})
+    again = load_file(resumed.checkpoint / "state" / "policy.safetensors")
+    assert all(torch.equal(saved[name], again[name]) for name in saved)

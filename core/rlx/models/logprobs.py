@@ -32,6 +32,8 @@ class _ChunkedLogprobs(torch.autograd.Function):
             if with_entropy:
                 entropy[rows] = torch.special.entr(logp.exp()).sum(1)
         ctx.save_for_backward(hidden, weight, targets, entropy, *(() if bias is None else (bias,)))
+        if not with_entropy:
+            ctx.mark_non_differentiable(entropy)
         ctx.set_materialize_grads(False)
         ctx.temperature, ctx.chunk = temperature, chunk
         return logprobs, entropy

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from rlx.models.logprobs import install_logprob_head
+from rlx.models.lora import has_lora, merged_weights, save_merged
 from rlx_sdk import ModelError
 
 
@@ -43,6 +46,18 @@ class CausalLM(nn.Module):
         return logprobs, entropies
 
 
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """All weights by the plain HF model's names, an adapter added in."""
+        yield from merged_weights(self.model) if has_lora(self.model) else self.model.named_parameters()
+
+    def save(self, folder: Path) -> None:
+        """Write a plain HF folder; an adapter also goes, alone, into ``adapter`` beside it."""
+        if has_lora(self.model):
+            save_merged(self.model, folder, folder.parent / "adapter")
+        else:
+            self.model.save_pretrained(folder)
+
+
 class Scorer(nn.Module):
     """An HF sequence-classification model with one label: a critic, or a reward model.
 
@@ -53,6 +68,14 @@ class Scorer(nn.Module):
         """Wrap the model."""
         super().__init__()
         self.model = model
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """All weights by the HF model's names."""
+        yield from self.model.named_parameters()
+
+    def save(self, folder: Path) -> None:
+        """Write a plain HF folder."""
+        self.model.save_pretrained(folder)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """``[B, T]`` float32: the number read off each token, having seen it and all before."""
@@ -90,5 +113,5 @@ def _refuse_transformed_logits(model: Any) -> None:
     hidden = model.get_decoder()(input_ids=tokens, use_cache=False).last_hidden_state
     if len(seen) != 1 or not (torch.allclose(seen[0][0], hidden, rtol=1e-2, atol=1e-2)
                               and torch.equal(seen[0][1].float(), logits.float())):
-        raise ModelError(f"{type(model).__name__} changes its logits around the output layer (soft-capping or "
-                         "scaling); rlx would compute wrong logprobs for it, so it is refused. Use another architecture.")
+        raise ModelError(f"{type(model).__name__} changes its logits around the output layer (soft-capping, scaling); "
+                         "rlx would compute wrong logprobs for it, so it is refused. Use another architecture.")

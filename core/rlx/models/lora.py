@@ -1,0 +1,55 @@
+"""LoRA adapters (arXiv 2106.09685) through peft: a few trained weights beside frozen ones."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import Tensor
+
+
+def add_lora(model: Any, rank: int, alpha: int, targets: str | list[str]) -> Any:
+    """The model with a new adapter; only the adapter is trained. It starts as no change at all."""
+    from peft import LoraConfig, TaskType, get_peft_model
+
+    config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=targets, task_type=TaskType.CAUSAL_LM)
+    return get_peft_model(model, config)
+
+
+def has_lora(model: Any) -> bool:
+    """Whether `add_lora` made it."""
+    return hasattr(model, "peft_config")
+
+
+def merged_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
+    """Weights by the plain model's names, adapters added in; nothing in the model is changed."""
+    from peft.tuners.lora import LoraLayer
+
+    modules = model.get_base_model().named_modules()
+    layers: dict[str, Any] = {name: module for name, module in modules if isinstance(module, LoraLayer)}
+    for name, weight in model.get_base_model().named_parameters():
+        layer, _, leaf = name.partition(".base_layer.")
+        if ".lora_" in name:
+            continue
+        delta = layers[layer].get_delta_weight("default") if leaf == "weight" else 0
+        yield (f"{layer}.{leaf}" if leaf else name), (weight + delta if leaf else weight)
+
+
+def without_adapter(model: Any, forward: Callable[..., Any]) -> Callable[..., Any]:
+    """``forward`` as it was before training: the reference that costs no second model."""
+
+    def call(*args: Any) -> Any:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(model.disable_adapter())
+            return forward(*args)
+
+    return call
+
+
+def save_merged(model: Any, folder: Any, adapter_folder: Any) -> None:
+    """The merged model as a plain HF folder, and the adapter alone beside it."""
+    base = model.get_base_model()
+    state = {name: weight.detach().contiguous() for name, weight in merged_weights(model)}
+    base.save_pretrained(folder, state_dict=state)
+    model.save_pretrained(adapter_folder)
