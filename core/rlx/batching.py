@@ -20,8 +20,8 @@ def pad_sequences(prompts: Sequence[Sequence[int]], completions: Sequence[Sequen
         pad_id: fills the rest.
         per_token: numbers that belong to the completion's tokens.
     """
-    length = torch.tensor([len(p) + len(c) for p, c in zip(prompts, completions, strict=True)])
-    shape = (len(prompts), int(length.max()))
+    lengths = [len(p) + len(c) for p, c in zip(prompts, completions, strict=True)]
+    length, shape = torch.tensor(lengths, dtype=torch.long), (len(prompts), max(lengths, default=1))
     tokens, mask = torch.full(shape, pad_id), torch.zeros(shape, dtype=torch.bool)
     extra = {name: torch.zeros(shape) for name in per_token}
     for i, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -17,7 +18,8 @@ from rlx_sdk import Max, Mean, Metric, Min
 class Accumulator:
     """Collects metrics without waiting for the device; `reduce` makes them global numbers.
 
-    Every rank must add the same names. NaN means that nothing was counted; such a metric is left out.
+    Every rank must add the same names. A `Mean` with count 0, a `Max` of −inf and a `Min` of inf counted nothing; what
+    nothing was counted for on any rank is left out.
     """
 
     def __init__(self, ranks: Ranks) -> None:
@@ -39,20 +41,25 @@ class Accumulator:
         """The global values."""
         found: dict[str, float] = {}
         if self._means:
-            sums = torch.stack([torch.stack([torch.stack(pair) for pair in pairs]).sum(0)
+            sums = torch.stack([torch.stack([_together(pair) for pair in pairs]).sum(0)
                                 for pairs in self._means.values()])
             for name, (total, count) in zip(self._means, self._ranks.sum(sums).tolist(), strict=True):
                 if count:
                     found[name] = total / count
         if self._extremes:
-            tops = self._ranks.max(torch.stack([torch.stack(v).max() for v in self._extremes.values()])).tolist()
+            tops = self._ranks.max(torch.stack([_together(v).max() for v in self._extremes.values()])).tolist()
             found |= {name[1:]: top if name[0] == "+" else -top
-                      for name, top in zip(self._extremes, tops, strict=True)}
+                      for name, top in zip(self._extremes, tops, strict=True) if top != -math.inf}
         return found
 
 
 def _scalar(value: Tensor | float) -> Tensor:
-    return value.detach().double().cpu() if isinstance(value, Tensor) else torch.tensor(float(value)).double()
+    return value.detach().double() if isinstance(value, Tensor) else torch.tensor(float(value), dtype=torch.float64)
+
+
+def _together(scalars: Sequence[Tensor]) -> Tensor:
+    """On the CPU: only here the device is waited for."""
+    return torch.stack([scalar.cpu() for scalar in scalars])
 
 
 class Phases:

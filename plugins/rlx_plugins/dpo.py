@@ -27,6 +27,9 @@ from rlx_sdk import (
     Sequences,
 )
 
+TIE = 1e-4
+"""Nats below which two sides score alike: float32 noise of summed logprobs. A tie is not a win."""
+
 
 class DPOConfig(Config):
     """The strength of the preference."""
@@ -69,7 +72,7 @@ class DPO(Algorithm[Rollouts | Pairs]):
             "rewards/chosen": Mean(beta * (chosen - ref_chosen).sum(), n),
             "rewards/rejected": Mean(beta * (rejected - ref_rejected).sum(), n),
             "rewards/margin": Mean(beta * h.sum(), n),
-            "rewards/accuracy": Mean((h > 0).sum(), n),
+            "rewards/accuracy": Mean((h > TIE).sum(), n),
             "logprobs/chosen": Mean(chosen.sum(), n),
             "logprobs/rejected": Mean(rejected.sum(), n),
         })
@@ -82,7 +85,7 @@ def _sum_logprobs(model: LanguageModel, seqs: Sequences) -> Tensor:
 def best_and_worst(rollouts: Rollouts) -> tuple[Sequences, Sequences]:
     """The best and the worst judged completion of each prompt; none of a prompt whose completions score alike."""
     best, worst = [], []
-    for group in set(rollouts.group.tolist()):
+    for group in sorted(set(rollouts.group.tolist())):
         rows = ((rollouts.group == group) & rollouts.judged).nonzero().flatten()
         if len(rows) and rollouts.rewards[rows].max() > rollouts.rewards[rows].min():
             best.append(rows[rollouts.rewards[rows].argmax()])

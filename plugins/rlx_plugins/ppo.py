@@ -15,6 +15,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from rlx.ops import (
+    LOG_RATIO_LIMIT,
     Aggregation,
     KLEstimator,
     adapt_kl_coef,
@@ -29,7 +30,7 @@ from rlx.ops import (
     value_loss,
     whiten,
 )
-from rlx_sdk import Algorithm, Batch, Config, Context, Loss, Mean, Needs, Role, Rollouts, Sequences
+from rlx_sdk import Algorithm, Batch, Config, Context, Loss, Mean, Metric, Needs, Role, Rollouts, Sequences
 
 
 class KLConfig(Config):
@@ -104,12 +105,12 @@ class PPO(Algorithm[Rollouts]):
         seqs, scores = data.seqs[data.judged], data.rewards[data.judged]
         rollout_logprobs = seqs.per_token["rollout_logprobs"]
         old_logprobs = rollout_logprobs if ctx.exact_rollouts else ctx.policy.logprobs(seqs)
-        rewards, extra, metrics = token_rewards(scores, seqs.mask), {}, {}
+        rewards = token_rewards(scores, seqs.mask)
+        extra: dict[str, Tensor] = {}
+        metrics: dict[str, Metric] = {}
         if o.kl.coef:
             extra["ref_logprobs"] = ctx.reference.logprobs(seqs)
-            log_ratio = masked_sum(old_logprobs - extra["ref_logprobs"], seqs.mask, dim=1)
-            metrics = {"kl/mean": Mean(log_ratio.sum(), len(seqs)), "kl/token": Mean(log_ratio.sum(), seqs.mask.sum()),
-                       "kl/coef": Mean(self.kl_coef, 1)}
+            metrics = self._kl_metrics(old_logprobs - extra["ref_logprobs"], seqs.mask)
             if o.kl.where == "reward":
                 kl = kl_estimate(old_logprobs, extra["ref_logprobs"], o.kl.estimator)
                 rewards = rewards - self.kl_coef * kl * seqs.mask
@@ -124,6 +125,16 @@ class PPO(Algorithm[Rollouts]):
                                       "critic": row_weights(seqs.mask, "token-mean")}
         metrics["completions"] = Mean(ctx.all_sum(torch.tensor(len(seqs))), 1)
         return Batch({"completion": seqs}, weight, metrics=metrics)
+
+    def _kl_metrics(self, log_ratio: Tensor, mask: Tensor) -> dict[str, Metric]:
+        """The KL (k1) a completion and a token, and how often k3 clamped its exponent."""
+        total, tokens = masked_sum(log_ratio, mask), mask.sum()
+        metrics: dict[str, Metric] = {"kl/mean": Mean(total, len(mask)), "kl/token": Mean(total, tokens),
+                                      "kl/coef": Mean(self.kl_coef, 1)}
+        if self.options.kl.estimator == "k3":
+            beyond = (log_ratio.abs() > LOG_RATIO_LIMIT).float()
+            metrics["kl/clamped"] = Mean(masked_sum(beyond, mask), tokens)
+        return metrics
 
     def loss(self, role: Role, rows: Batch, ctx: Context) -> Loss:
         """The clipped objective, or the clipped value error."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
+import torch
 from torch import Tensor
 
-from rlx.ops.masked import LOG_RATIO_LIMIT, clamped_exp
+from rlx.ops.masked import LOG_RATIO_LIMIT
 
 KLEstimator = Literal["k1", "k2", "k3"]
 KL_ESTIMATORS: tuple[KLEstimator, ...] = get_args(KLEstimator)
@@ -25,7 +26,7 @@ def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, estimator: KLEstimator =
     if estimator == "k2":
         return d * d / 2
     d = d.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-    return clamped_exp(-d) + d - 1
+    return torch.expm1(-d) + d  # exp(−d) − 1 by itself would lose all digits where d is small
 
 
 def adapt_kl_coef(coef: float, kl: float, target: float, horizon: float, n: float) -> float:

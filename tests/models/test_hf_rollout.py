@@ -1,0 +1,239 @@
+import copy
+from collections import Counter
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from transformers import GenerationConfig
+
+from rlx.batching import pad_sequences
+from rlx.models import CausalLM
+from rlx_plugins.hf_rollout import HFOptions, HFRollout
+from rlx_sdk import Request, RolloutContext, Sampling
+
+STOPS = (5, 23, 41)
+
+
+@pytest.fixture
+def backend(llama):
+    """A backend over a small model, as in a run: the model's head also answers with logprobs."""
+
+    def make(model=None, stops=STOPS, pad=0, dtype="float32", **options):
+        policy = llama() if model is None else model
+        CausalLM(policy)
+        context = RolloutContext(policy, "folder", stops, pad, "cpu", dtype, 64)
+        made = HFRollout(HFOptions(**options), context)
+        made.sync(iter(()), version=7)
+        return made
+
+    return make
+
+
+def requests(sampling, *prompts, n=2):
+    return [Request(prompt, sampling, n, seed=100 + i) for i, prompt in enumerate(prompts)]
+
+
+PROMPTS = [(1, 2, 3), (9,), (8, 7, 6, 5, 4, 3, 2), (11, 12), (60, 61, 62)]
+
+
+def texts(generations):
+    return [(list(g.tokens), g.finish_reason) for g in generations]
+
+
+@settings(deadline=None, max_examples=8, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(order=st.permutations(range(5)), size=st.integers(1, 5), batch_tokens=st.sampled_from([1, 60, 65_536]))
+def test_a_request_has_the_same_completions_in_any_company(backend, order, size, batch_tokens):
+    asked = requests(Sampling(0.7, 0.9, 10), *PROMPTS)
+    alone = [next(iter(backend().generate([request])))[1] for request in asked]
+    chosen = order[:size]
+    together = dict(backend(batch_tokens=batch_tokens).generate([asked[i] for i in chosen]))
+    assert sorted(together) == list(range(size))
+    for k, i in enumerate(chosen):
+        assert texts(together[k]) == texts(alone[i])
+        for one, other in zip(together[k], alone[i], strict=True):
+            assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
+
+
+def test_requests_of_different_sampling_do_not_mix(backend):
+    prompt = (1, 2, 3)
+    asked = [Request(prompt, Sampling(0.7, 1.0, 3), 1, 5), Request(prompt, Sampling(0.7, 1.0, 9), 1, 5),
+             Request(prompt, Sampling(5.0, 1.0, 9), 1, 5), Request(prompt, Sampling(5.0, 1e-9, 9), 1, 5)]
+    together = dict(backend(stops=(99,)).generate(asked))
+    alone = [next(iter(backend(stops=(99,)).generate([request])))[1] for request in asked]
+    assert [texts(together[i]) for i in range(4)] == [texts(one) for one in alone]
+    assert [len(one[0].tokens) for one in alone] == [3, 9, 9, 9]
+    assert len({tuple(one[0].tokens) for one in alone[1:]}) == 3
+
+
+@pytest.mark.parametrize("top_p", [1.0, 0.8])
+def test_logprobs_are_the_trainer_s(backend, llama, top_p):
+    """At the sampling temperature, over the whole vocabulary, whatever top_p cuts."""
+    model = llama()
+    made = backend(model)
+    asked = requests(Sampling(0.7, top_p, 12), *PROMPTS, n=4)
+    rows = [(asked[i].tokens, g) for i, group in made.generate(asked) for g in group]
+    seqs = pad_sequences([prompt for prompt, _ in rows], [g.tokens for _, g in rows], 0,
+                         rollout_logprobs=[g.logprobs for _, g in rows])
+    with torch.no_grad():
+        logprobs, _ = CausalLM(model)(seqs.tokens, seqs.mask, 0.7)
+    torch.testing.assert_close(seqs.per_token["rollout_logprobs"], logprobs, atol=1e-4, rtol=0)
+    assert logprobs[seqs.mask].max() < 0
+
+
+def expected_first_token(model, prompt, temperature):
+    with torch.no_grad():
+        return torch.softmax(model(torch.tensor([prompt])).logits[0, -1].float() / temperature, 0)
+
+
+def misfit(counts, expected):
+    """χ² a degree of freedom, over tokens expected at least five times."""
+    often = expected >= 5
+    return ((counts - expected)[often] ** 2 / expected[often]).sum().item() / (int(often.sum()) - 1)
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.5])
+def test_first_tokens_follow_the_softmax(backend, llama, temperature):
+    prompt, n = (1, 2, 3), 2000
+    (_, drawn), = backend().generate([Request(prompt, Sampling(temperature, 1.0, 1), n, 3)])
+    counts = torch.bincount(torch.tensor([g.tokens[0] for g in drawn]), minlength=64)
+    assert misfit(counts, n * expected_first_token(llama(), prompt, temperature)) < 2
+    assert misfit(counts, n * expected_first_token(llama(), prompt, 1.0)) > 4  # the test can tell
+
+
+def test_top_p_keeps_the_smallest_set_of_that_mass(backend, llama):
+    prompt, n, top_p = (1, 2, 3), 2000, 0.8
+    (_, drawn), = backend().generate([Request(prompt, Sampling(1.0, top_p, 1), n, 3)])
+    counts = torch.bincount(torch.tensor([g.tokens[0] for g in drawn]), minlength=64)
+    p, ids = expected_first_token(llama(), prompt, 1.0).sort(descending=True)
+    kept = int((p.cumsum(0) < top_p).sum()) + 1
+    assert 1 < kept < 30
+    expected = torch.zeros(64).index_put((ids[:kept],), p[:kept] / p[:kept].sum() * n)
+    assert counts[expected == 0].sum() == 0
+    assert counts[ids[kept - 1]] > 0  # the one that crosses the mass belongs to the set
+    assert misfit(counts, expected) < 2
+
+
+def test_no_random_number_leads_out_of_the_set(backend, llama, monkeypatch):
+    """Not even the largest there is, which the product with the mass may round up to the mass itself."""
+    highest = 1 - 2**-24
+    monkeypatch.setattr("rlx_plugins.hf_rollout._uniforms",
+                        lambda r: torch.full((r.n, r.sampling.max_tokens), highest))
+    for top_p in (0.3, 0.5, 0.8, 0.95):
+        for first in range(6):
+            (_, drawn), = backend().generate([Request((first, 2), Sampling(1.0, top_p, 1), 1, 0)])
+            p, ids = expected_first_token(llama(), (first, 2), 1.0).sort(descending=True)
+            kept = ids[: int((p.cumsum(0) < top_p).sum()) + 1]
+            assert drawn[0].tokens[0] == kept[-1]
+
+
+def test_completions_of_one_request_differ_and_the_seed_decides_them(backend):
+    def drawn(seed):
+        (_, group), = backend().generate([Request((1, 2, 3), Sampling(1.0, 1.0, 10), 6, seed)])
+        return [tuple(g.tokens) for g in group]
+
+    assert len(set(drawn(1))) == 6
+    assert drawn(1) == drawn(1)
+    assert not set(drawn(1)) & set(drawn(2))
+
+
+def test_global_random_state_is_neither_used_nor_moved(backend):
+    made, asked, found = backend(), requests(Sampling(1.0, 1.0, 6), *PROMPTS), []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        state = torch.get_rng_state()
+        found.append({i: texts(group) for i, group in made.generate(asked)})
+        assert torch.equal(torch.get_rng_state(), state)
+    assert found[0] == found[1]
+
+
+def test_every_stop_id_ends_a_completion_and_stays_in_it(backend):
+    (_, drawn), = backend().generate([Request((1, 2, 3), Sampling(1.5, 1.0, 20), 60, 0)])
+    for g in drawn:
+        *before, last = g.tokens
+        assert not set(before) & set(STOPS)
+        assert g.finish_reason == ("stop" if last in STOPS else "length")
+        assert len(g.tokens) == 20 or last in STOPS
+        assert len(g.logprobs) == len(g.tokens)
+    assert {g.tokens[-1] for g in drawn if g.finish_reason == "stop"} == set(STOPS)
+    assert {g.finish_reason for g in drawn} == {"stop", "length"}
+
+
+def chain(llama, follow):
+    """A model whose next token depends on the last one alone, each of the given ones with equal probability."""
+    model = llama(vocab_size=272, hidden_size=272, intermediate_size=8, num_attention_heads=4, num_key_value_heads=4,
+                  num_hidden_layers=1)
+    with torch.no_grad():
+        for parameter in model.model.layers.parameters():
+            parameter.zero_()
+        torch.nn.init.eye_(model.model.embed_tokens.weight)
+        model.lm_head.weight.zero_()
+        for token, following in follow.items():
+            model.lm_head.weight[list(following), token] = 10.0
+    return model
+
+
+def test_reasons_of_the_recorded_completions(case, backend, llama):
+    """A chain that can write exactly the recorded completions."""
+    m53 = case("M53_stop_reasons")["inputs"]
+    rows = {tuple(row["ids"]): row["reason"] for row in m53["rows"] if "stop_token_not_returned" not in row}
+    made = backend(chain(llama, {1: [5], 5: [6, 258], 6: [7, 260], 7: [8, 260]}), stops=tuple(m53["eos_ids"]))
+    (_, drawn), = made.generate([Request((1,), Sampling(1.0, 1.0, m53["max_new"]), 64, 0)])
+    assert {tuple(g.tokens): g.finish_reason for g in drawn} == rows
+    only_one = backend(chain(llama, {1: [5], 5: [6, 258], 6: [7, 260], 7: [8, 260]}), stops=(258,))
+    (_, mistaken), = only_one.generate([Request((1,), Sampling(1.0, 1.0, m53["max_new"]), 64, 0)])
+    assert Counter(g.finish_reason for g in mistaken)["length"] > Counter(g.finish_reason for g in drawn)["length"]
+
+
+@pytest.mark.parametrize("pad", [0, 5, 33])
+def test_the_padding_id_does_not_matter(backend, pad):
+    """Also one that is a stop id or an ordinary token, which a completion may well contain."""
+    asked = requests(Sampling(1.0, 1.0, 10), *PROMPTS, n=3)
+    expected = {i: texts(group) for i, group in backend(pad=0).generate(asked)}
+    assert {i: texts(group) for i, group in backend(pad=pad).generate(asked)} == expected
+
+
+def test_the_model_s_own_generation_settings_have_no_influence_and_stay(backend, llama):
+    asked = requests(Sampling(0.7, 1.0, 10), *PROMPTS)
+    expected = {i: texts(group) for i, group in backend().generate(asked)}
+    model = llama()
+    own = GenerationConfig(repetition_penalty=5.0, top_k=1, temperature=0.01, do_sample=True, min_new_tokens=9,
+                           eos_token_id=[1, 2, 3], no_repeat_ngram_size=2, suppress_tokens=[4, 9], num_beams=1)
+    model.generation_config, before = own, copy.deepcopy(own.to_dict())
+    assert {i: texts(group) for i, group in backend(model).generate(asked)} == expected
+    assert model.generation_config is own
+    assert own.to_dict() == before
+
+
+def test_the_model_s_own_settings_stay_after_a_failure_too(backend, llama):
+    model = llama()
+    own = model.generation_config
+    made = backend(model)
+    with pytest.raises(IndexError):
+        list(made.generate([Request((64,), Sampling(), 1, 0)]))  # no such token
+    assert model.generation_config is own
+
+
+def test_generations_carry_the_version_of_the_last_sync(backend):
+    made = backend()
+    assert {g.version for _, group in made.generate(requests(Sampling(), (1, 2))) for g in group} == {7}
+    assert made.sync(iter(()), version=8) is None
+    assert {g.version for _, group in made.generate(requests(Sampling(), (1, 2))) for g in group} == {8}
+
+
+def test_changed_weights_show_at_once(backend, llama):
+    model = llama()
+    made, asked = backend(model), requests(Sampling(1.0, 1.0, 8), *PROMPTS)
+    before = {i: texts(group) for i, group in made.generate(asked)}
+    with torch.no_grad():
+        model.lm_head.weight.neg_()
+    assert {i: texts(group) for i, group in made.generate(asked)} != before
+
+
+def test_it_is_exact_in_float32_only(backend):
+    assert backend().exact
+    assert not backend(dtype="bfloat16").exact
+
+
+def test_no_requests_give_nothing(backend):
+    assert list(backend().generate([])) == []
