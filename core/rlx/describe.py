@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -21,9 +22,10 @@ def describe_plugin(name: str) -> list[dict[str, Any]]:
     entries = [(kind, e) for kind in KINDS for e in registry.entries(kind) if name in (e.name, f"{e.package}/{e.name}")]
     if not entries:
         known = [e.name for kind in KINDS for e in registry.entries(kind)]
-        raise PluginError(f"no plugin '{name}'.{did_you_mean(name, known)} (rlx plugins lists {len(known)})")
+        raise PluginError(f"no plugin '{name}'.{did_you_mean(name, known)} (rlx plugins lists {len(known)})"
+                          f"{registry.broken_note()}")
     return [{"kind": kind, "name": e.name, "package": e.package, "version": e.version, "summary": e.plugin.summary,
-             "missing": e.missing(), "options": {} if e.missing() else e.plugin.config().model_json_schema()}
+             "missing": e.missing(), "options": {} if e.missing() else e.call("config").model_json_schema()}
             for kind, e in entries]
 
 
@@ -39,7 +41,7 @@ def _lines(schema: Mapping[str, Any], definitions: Mapping[str, Any], indent: st
             yield f"{indent}{name}: {field.get('description', nested.get('description', ''))}"
             yield from _lines(nested, definitions, indent + "  ")
         else:
-            default = f" = {field['default']!r}" if "default" in field else ""
+            default = f" = {json.dumps(field['default'], ensure_ascii=False)}" if "default" in field else ""
             yield f"{indent}{name}: {_type(field)}{default}  {field.get('description', '')}"
 
 
@@ -58,6 +60,6 @@ def spec_schema() -> dict[str, Any]:
     """The JSON schema of the spec, with the options of every installed plugin under ``x-plugins``."""
     registry = Registry.discover()
     schema = Spec.model_json_schema()
-    schema["x-plugins"] = {kind: {e.name: e.plugin.config().model_json_schema() for e in registry.entries(kind)
+    schema["x-plugins"] = {kind: {e.name: e.call("config").model_json_schema() for e in registry.entries(kind)
                                   if not e.missing()} for kind in KINDS}
     return schema

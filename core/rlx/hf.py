@@ -17,11 +17,12 @@ def pretrained_args(path: str) -> dict[str, Any]:
 def explain_load_failure(path: str, what: str, error: Exception) -> str:
     """What is wrong with a model path, and the fix."""
     local = Path(path)
-    reason = str(error).strip().partition("\n")[0]
+    reason = str(error).strip().partition("\n")[0].rstrip(".: ")
     if local.is_dir():
         found = ", ".join(sorted(p.name for p in local.iterdir())[:8]) or "nothing"
-        return f"no {what} could be loaded from the folder '{local.resolve()}' (it holds {found}): {reason}"
+        lacks = "" if what != "tokenizer" or (local / "tokenizer.json").exists() else " It needs a tokenizer.json."
+        return f"no {what} could be loaded from the folder '{local.resolve()}' (it holds {found}): {reason}.{lacks}"
     if local.exists():
-        return f"no {what} could be loaded from '{local.resolve()}': {reason}"
+        return f"no {what} could be loaded from '{local.resolve()}': {reason}."
     return (f"model '{path}': there is no such folder ({local.absolute()}), and it could not be had as a hub name "
             f"either: {reason}. Give --model a folder with config.json and *.safetensors, or a .gguf file.")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,7 @@ Tree = dict[str, Any]
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.2's numbers and booleans: 1e-5 is a number, ``no`` is text, dates stay text, a key stands once."""
+    """YAML 1.2's numbers and booleans: 1e-5 is a number, ``no``, dates and 007 are text, a key stands once."""
 
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - PyYAML's own protocol
 
@@ -40,13 +42,11 @@ class _Loader(yaml.SafeLoader):
 def _resolvers() -> Iterator[tuple[str, str, str]]:
     yield "null", r"^(?:~|null|Null|NULL|)$", "~nN\0"
     yield "bool", r"^(?:true|True|TRUE|false|False|FALSE)$", "tTfF"
-    yield "int", r"^[-+]?[0-9]+$", "-+0123456789"
-    yield "float", r"^[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?$", "-+0123456789."
+    yield "int", r"^[-+]?(?:0|[1-9][0-9]*)$", "-+0123456789"
+    yield "float", r"^[-+]?(?:\.[0-9]+|[0-9]+\.[0-9]*|[0-9]+(?=[eE]))(?:[eE][-+]?[0-9]+)?$", "-+0123456789."
 
 
 def _teach(loader: type[_Loader]) -> None:
-    import re
-
     for tag, pattern, first in _resolvers():
         loader.add_implicit_resolver(f"tag:yaml.org,2002:{tag}", re.compile(pattern), [c.strip("\0") for c in first])
 
@@ -58,7 +58,7 @@ def parse_value(text: str) -> Any:
     """A flag's value as YAML reads it."""
     try:
         return yaml.load(text, _Loader)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError):  # ValueError: a number of more digits than Python reads
         return text
 
 
@@ -72,7 +72,7 @@ def read_spec_file(path: Path) -> Tree:
         documents = list(yaml.load_all(path.read_text(encoding="utf-8"), _Loader))
     except OSError as error:
         raise SpecError([f"spec file '{path}' cannot be read: {error.strerror or error}"]) from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: not UTF-8
         raise SpecError([f"spec file '{path}' is not valid YAML: {error}"]) from error
     if len(documents) > 1:
         raise SpecError([f"spec file '{path}' holds {len(documents)} documents (split by '---'); keep one."])
@@ -82,7 +82,7 @@ def read_spec_file(path: Path) -> Tree:
         raise SpecError([f"spec file '{path}' {what}. A minimal one:\n{MINIMAL}"])
     for setting in _PATHS:
         value = lookup(tree, setting)
-        if isinstance(value, str) and (path.parent / value).exists():
+        if isinstance(value, str) and os.path.exists(path.parent / value):  # never raises; a template may be any text
             assign(tree, setting, str(path.parent / value))
     return tree
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from rlx.layers import QUICKSTART, Tree, leaves, lookup, merge, read_spec_file, remove
 from rlx.registry import Entry, Registry
-from rlx.spec import Spec
+from rlx.spec import RolloutSpec, Spec
 from rlx.text import did_you_mean, listing
 from rlx_sdk import Kind, Needs, PluginError, SpecError
 
@@ -31,7 +31,7 @@ class Chosen:
 
     def build(self, *args: Any) -> Any:
         """Build it."""
-        return self.entry.plugin.build(self.options, *args)
+        return self.entry.call("build", self.options, *args)
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,8 @@ def resolve(registry: Registry, given: Tree, saved: bool = False) -> Plan:
     tree = given
     if lookup(given, "model.path") is None:
         tree = merge(_quickstart(given), given)
-        notes.append("no --model given: using the bundled quickstart (model, data, learning rates, lengths, steps)")
+        data = "" if lookup(given, "data.path") else "data, "
+        notes.append(f"no --model given: using the bundled quickstart (model, {data}learning rates, lengths, steps)")
     return _Resolver(registry, {} if saved else given, tree, notes).plan()
 
 
@@ -96,51 +97,45 @@ class _Resolver:
         self.problems: list[str] = []
 
     def plan(self) -> Plan:
-        self._require("algo.name", "no algorithm: give --algo NAME", "algorithm")
-        self._require("data.path", "no data: give --data FILE")
-        self.tree.setdefault("train", {})
-        spec = self._validate(Spec, self.tree, "")
+        spec = self._validate(Spec, {"train": {}, **self.tree}, "")
         algorithm = self._choose("algorithm", lookup(self.tree, "algo.name"), self._algo_options(), "algo.")
-        rewards = [self._choose("reward", r.get("name"), r.get("options"), f"rewards[{i}].options.")
-                   for i, r in enumerate(self._items("rewards"))]
-        trackers = [self._choose("tracker", t.get("name"), t.get("options"), f"trackers[{i}].options.")
-                    for i, t in enumerate(self._items("trackers"))]
-        rollout = self._choose("rollout", spec.rollout.name if spec else None,
+        rewards, trackers = self._choose_all("reward", "rewards"), self._choose_all("tracker", "trackers")
+        rollout = self._choose("rollout", lookup(self.tree, "rollout.name") or RolloutSpec().name,
                                lookup(self.tree, "rollout.options"), "rollout.options.")
         if spec is None or algorithm is None:
             raise SpecError(self.problems)
-        needs = algorithm.entry.plugin.needs(algorithm.options, bool(spec.rewards))
-        samples = needs.data == "rollouts"
-        plan = Plan(spec, needs, algorithm.entry.plugin.needs(algorithm.options, True), algorithm,
-                    tuple(r for r in rewards if r), rollout if samples else None, tuple(t for t in trackers if t),
-                    tuple(self.notes))
+        alone, with_rewards = (algorithm.entry.call("needs", algorithm.options, given) for given in (False, True))
+        needs = with_rewards if spec.rewards else alone
+        if spec.rewards and needs.data != alone.data:
+            self.notes.append(f"{algorithm.name} with a reward learns from completions that it samples and ranks: the "
+                              f"{alone.data} in the data are not used")
+        plan = Plan(spec, needs, with_rewards, algorithm, rewards, rollout if needs.data == "rollouts" else None,
+                    trackers, tuple(self.notes))
         self.problems += [*_inert(plan, set(leaves(self.given))), *_conflicts(plan, self.registry)]
         if self.problems:
             raise SpecError(list(dict.fromkeys(self.problems)))
         return plan
 
-    def _require(self, setting: str, problem: str, kind: Kind | None = None) -> None:
-        if lookup(self.tree, setting) is None:
-            names = f" ({listing(e.name for e in self.registry.entries(kind))})" if kind else ""
-            self.problems.append(problem + names)
-
-    def _items(self, section: str) -> list[Mapping[str, Any]]:
-        value = self.tree.get(section)
-        return [v for v in value if isinstance(v, Mapping)] if isinstance(value, list) else []
+    def _choose_all(self, kind: Kind, section: str) -> tuple[Chosen, ...]:
+        items = self.tree.get(section)
+        chosen = [self._choose(kind, item.get("name"), item.get("options"), f"{section}[{i}].options.")
+                  for i, item in enumerate(items if isinstance(items, list) else []) if isinstance(item, Mapping)]
+        return tuple(c for c in chosen if c)
 
     def _algo_options(self) -> dict[str, Any]:
         algo = self.tree.get("algo")
         return {k: v for k, v in algo.items() if k != "name"} if isinstance(algo, Mapping) else {}
 
     def _choose(self, kind: Kind, name: Any, options: Any, prefix: str) -> Chosen | None:
-        if not isinstance(name, str):
-            return None
+        if not isinstance(name, str) or not isinstance(options, Mapping | None):
+            return None  # the spec's own types say so
         try:
             entry = self.registry.get(kind, name)
+            model = entry.call("config")
         except PluginError as error:
             self.problems.append(str(error))
             return None
-        validated = self._validate(entry.plugin.config(), options or {}, prefix)
+        validated = self._validate(model, options or {}, prefix)
         return None if validated is None else Chosen(entry, validated)
 
     def _validate(self, model: type[Any], value: Any, prefix: str) -> Any:
@@ -148,28 +143,57 @@ class _Resolver:
             # JSON mode: strict about types, yet a list may become a tuple, as everything here comes from YAML.
             return model.model_validate_json(json.dumps(value))
         except ValidationError as error:
-            already = set(self.problems)
-            found = (_sentence(e, model, prefix) for e in error.errors())
-            missing = ("'algo'", "'data'", "'algo.name'", "'data.path'")  # said already, with the flag
-            self.problems += [p for p in found if p not in already and not (p.startswith(missing) and "missing" in p)]
+            self.problems += _sentences(error, model, value, prefix)
         except TypeError as error:
-            self.problems.append(f"{prefix or 'the spec'} holds a value that YAML could not: {error}")
+            self.problems.append(f"{prefix.rstrip('.') or 'the spec'} holds a value that YAML could not: {error}")
         return None
 
 
-def _sentence(error: Any, model: type[BaseModel], prefix: str) -> str:
-    """One of pydantic's findings as a sentence."""
-    where = prefix + ".".join(str(part) for part in error["loc"])
-    if error["type"] == "extra_forbidden":
-        section = _section(model, error["loc"][:-1])
-        known = list(section.model_fields) if section else []
-        hint = did_you_mean(str(error["loc"][-1]), known)
-        return f"unknown setting '{where}'.{hint} (known here: {listing(known, 20) or 'none'})"
-    if error["type"] == "missing":
-        return f"'{where}' is missing"
-    if error["type"] == "value_error":
-        return f"'{where.rstrip('.')}': {error['ctx']['error']}"
-    return f"'{where}' = {error['input']!r:.60}: {error['msg'][0].lower()}{error['msg'][1:]}"
+_FLAGS = {"algo": ": give --algo NAME (rlx plugins lists them)", "data": ": give --data FILE"}
+
+
+def _sentences(error: ValidationError, model: type[BaseModel], value: Any, prefix: str) -> list[str]:
+    """Pydantic's findings, one sentence a setting."""
+    found: dict[str, list[str]] = {}
+    for e in error.errors():
+        loc = e["loc"] if e["type"] in ("missing", "extra_forbidden") else _place(e["loc"], value)
+        where = (prefix + _dotted(loc)).rstrip(".")
+        what = f"'{where}'" if e["type"] in ("missing", "extra_forbidden", "value_error") else (
+            f"'{where}' = {e['input']!r:.60}")
+        found.setdefault(what, []).append(_finding(e, model, loc))
+    return [what + "; or".join(findings) for what, findings in found.items()]
+
+
+def _finding(error: Any, model: type[BaseModel], loc: tuple[Any, ...]) -> str:
+    """What is wrong with one setting, and the fix."""
+    kind, section = error["type"], _section(model, loc)
+    if kind == "missing":
+        return f" is missing{_FLAGS.get(loc[0], '')}"
+    if kind == "extra_forbidden":
+        known = list(parent.model_fields) if (parent := _section(model, loc[:-1])) else []
+        return f" is an unknown setting.{did_you_mean(str(loc[-1]), known)} (known: {listing(known, 20) or 'none'})"
+    if kind == "value_error":
+        return f": {error['ctx']['error']}"
+    if section and error["input"] is None:
+        return ": a section without settings; leave it out"
+    if section and isinstance(error["input"], str | int | float):  # most likely meant for the section's first setting
+        example = f"{{{next(iter(section.model_fields))}: {error['input']!s:.40}}}"
+        return f": write it as {f'[{example}]' if kind == 'tuple_type' else example}"
+    return f": {error['msg'][0].lower()}{error['msg'][1:]}"
+
+
+def _place(loc: tuple[Any, ...], value: Any) -> tuple[Any, ...]:
+    """The part of pydantic's location that is in the input; the rest names members of a union."""
+    for depth, part in enumerate(loc):
+        inside = part in value if isinstance(value, Mapping) else isinstance(value, list) and isinstance(part, int)
+        if not inside:
+            return loc[:depth]
+        value = value[part]
+    return loc
+
+
+def _dotted(loc: tuple[Any, ...]) -> str:
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc).removeprefix(".")
 
 
 def _section(model: type[BaseModel], loc: tuple[Any, ...]) -> type[BaseModel] | None:
@@ -211,6 +235,8 @@ def _conflicts(plan: Plan, registry: Registry) -> Iterator[str]:
     if needs.data == "rollouts" and plan.group_size < needs.min_group:
         yield (f"rollout.group_size = {plan.group_size}: {name} compares completions of one prompt and needs at least "
                f"{needs.min_group}")
+    if spec.run.resume == "auto" and spec.run.name is None:
+        yield "run.resume = auto continues the run of one name; give it with --name (run.name)"
     if spec.train.steps is None and spec.train.epochs is None:
         yield "no length: give --steps N, or train.epochs"
     if spec.train.steps is not None and spec.train.epochs is not None:
@@ -225,24 +251,31 @@ def _conflicts(plan: Plan, registry: Registry) -> Iterator[str]:
 
 
 def _model_problems(plan: Plan) -> Iterator[str]:
-    """What a local model folder tells without loading it."""
+    """What local model folders tell without loading them."""
     spec = plan.spec
-    path = Path(spec.model.path).expanduser()
-    if path.suffix != ".gguf" and path.is_dir() and not (path / "config.json").is_file():
-        found = listing(sorted(p.name for p in path.iterdir())) or "nothing"
-        yield f"model.path '{spec.model.path}' ({path.absolute()}) has no config.json; the folder holds {found}"
-    if not path.exists() and (path.is_absolute() or spec.model.path.count("/") != 1 or path.suffix == ".gguf"):
-        near = did_you_mean(path.name, [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else [])
-        yield f"model.path '{spec.model.path}': there is no such folder (looked at {path.absolute()}).{near}"
-    context = context_length(path)
-    prompt, completion, total = spec.data.max_prompt or 0, spec.rollout.max_completion, spec.data.max_length or 0
-    if context and plan.needs.data == "rollouts" and prompt + completion > context:
-        yield (f"data.max_prompt + rollout.max_completion = {prompt} + {completion} > {context}, the model's context "
-               "(max_position_embeddings)")
-    if context and plan.needs.data != "rollouts" and total > context:
-        yield f"data.max_length = {total} > {context}, the model's context (max_position_embeddings)"
+    yield from _folder_problems("model.path", spec.model.path)
+    if spec.model.critic.init is not None:
+        yield from _folder_problems("model.critic.init", spec.model.critic.init)
+    context = context_length(Path(spec.model.path).expanduser())
+    prompt, completion, total = spec.data.max_prompt, spec.rollout.max_completion, spec.data.max_length
+    limit = f"{context}, the model's context (max_position_embeddings)"
+    if context and plan.needs.data == "rollouts" and (prompt or 1) + completion > context:
+        summands = f"data.max_prompt + rollout.max_completion = {prompt} + {completion}"
+        yield f"{summands if prompt else f'a prompt + rollout.max_completion = 1 or more + {completion}'} > {limit}"
+    if context and plan.needs.data != "rollouts" and total and total > context:
+        yield f"data.max_length = {total} > {limit}"
     if total and prompt and total <= prompt:
         yield f"data.max_length = {total} leaves nothing for an answer after data.max_prompt = {prompt}"
+
+
+def _folder_problems(setting: str, value: str) -> Iterator[str]:
+    path = Path(value).expanduser()
+    if path.suffix != ".gguf" and path.is_dir() and not (path / "config.json").is_file():
+        found = listing(sorted(p.name for p in path.iterdir())) or "nothing"
+        yield f"{setting} '{value}' ({path.absolute()}) has no config.json; the folder holds {found}"
+    if not path.exists() and (path.is_absolute() or value.count("/") != 1 or path.suffix == ".gguf"):
+        near = did_you_mean(path.name, [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else [])
+        yield f"{setting} '{value}': there is no such folder (looked at {path.absolute()}).{near}"
 
 
 def context_length(path: Path) -> int | None:
@@ -251,11 +284,5 @@ def context_length(path: Path) -> int | None:
         config = json.loads((path / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    found = config.get("max_position_embeddings", config.get("text_config", {}).get("max_position_embeddings"))
+    found = lookup(config, "max_position_embeddings") or lookup(config, "text_config.max_position_embeddings")
     return found if isinstance(found, int) else None
-
-
-def options_of(entry: Entry) -> Callable[[], type[BaseModel]]:
-    """The class of a plugin's options."""
-    config: Callable[[], type[BaseModel]] = entry.plugin.config
-    return config

@@ -8,15 +8,17 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
-from typing import Any, get_args
+from typing import Any, Literal
 
 import pluggy
 
 from rlx.text import did_you_mean, listing
-from rlx_sdk import Kind, Plugin, PluginError, hooks
+from rlx_sdk import Kind, Plugin, PluginError, RlxError, hooks
+from rlx_sdk.errors import cause
+from rlx_sdk.plugins import RECORDS
 
 GROUP = "rlx"
-KINDS: tuple[Kind, ...] = get_args(Kind)
+KINDS: tuple[Kind, ...] = tuple(RECORDS)
 _HOOKS: dict[str, Kind] = {f"rlx_{kind}s": kind for kind in KINDS}
 
 
@@ -34,10 +36,29 @@ class Entry:
         name: str = self.plugin.name
         return name
 
+    @property
+    def label(self) -> str:
+        """Name, package and version, for messages."""
+        return f"'{self.name}' ({self.package} {self.version})"
+
     def missing(self) -> dict[str, str]:
         """Packages it requires that are not installed, each with what to install."""
         requires: dict[str, str] = self.plugin.requires
-        return {module: what for module, what in requires.items() if importlib.util.find_spec(module) is None}
+        return {module: what for module, what in requires.items() if not _installed(module)}
+
+    def call(self, part: Literal["config", "needs", "build"], *args: Any) -> Any:
+        """Call one of the plugin's functions; what it prints goes to standard error.
+
+        Raises:
+            PluginError: it raised something that is not rlx's own; named with its package and the line.
+        """
+        try:
+            with stdout_to_stderr():
+                return getattr(self.plugin, part)(*args)
+        except RlxError:
+            raise
+        except Exception as error:  # a stranger's code may raise anything; it is wrapped here, once
+            raise PluginError(f"plugin {self.label} failed in its {part}: {cause(error)}") from error
 
 
 @dataclass(frozen=True)
@@ -68,8 +89,9 @@ class Registry:
                 with stdout_to_stderr():
                     plugin = point.load()
                     registry.add(plugin, package, version)
-            except Exception as error:  # anything a stranger's module may raise; shown, and fatal when it is named
-                registry.broken.append(BrokenPlugin(point.name, package, _reason(error)))
+            except (Exception, SystemExit) as error:  # a stranger's module; shown, and fatal when it is named
+                reason = str(error) if isinstance(error, PluginError) else cause(error)
+                registry.broken.append(BrokenPlugin(point.name, package, reason))
         return registry
 
     def add(self, plugin: object, package: str, version: str = "?") -> None:
@@ -83,19 +105,13 @@ class Registry:
         try:
             manager.register(plugin)
         except pluggy.PluginValidationError as error:
-            raise PluginError(str(error)) from error
+            raise PluginError(" ".join(str(error).split())) from error
         callers = manager.get_hookcallers(plugin) or []
-        for caller in callers:
-            if not caller.has_spec():
-                raise PluginError(f"it implements the hook '{caller.name}', which rlx does not have."
-                                  f"{did_you_mean(caller.name, _HOOKS)} (hooks: {', '.join(_HOOKS)})")
         if not callers:
             raise PluginError(f"it implements none of the hooks {', '.join(_HOOKS)}")
-        for caller in callers:
-            for record in caller()[0]:
-                if not isinstance(record, Plugin):
-                    raise PluginError(f"{caller.name}() returned {record!r:.60}, which is no plugin record of rlx_sdk")
-                self._entries[_HOOKS[caller.name]].append(Entry(record, package, version))
+        found = [(caller.name, record) for caller in callers for record in _records(caller)]
+        for hook, record in found:
+            self._entries[_HOOKS[hook]].append(Entry(record, package, version))
 
     def entries(self, kind: Kind) -> list[Entry]:
         """All plugins of a kind, by name."""
@@ -119,13 +135,15 @@ class Registry:
                               f"pip install '{what}'")
         return found[0]
 
+    def broken_note(self) -> str:
+        """Plugins that could not be loaded, as the end of a message: what was asked for may be among them."""
+        broken = "; ".join(f"{b.name} of {b.package} ({b.reason})" for b in self.broken)
+        return f" Plugins that could not be loaded: {broken}." if broken else ""
+
     def _unknown(self, kind: Kind, name: str, plain: str) -> str:
         known = [e.name for e in self.entries(kind)]
-        text = f"no {kind} '{name}'.{did_you_mean(plain, known)} Installed: {listing(known, 12) or 'none'}."
-        if self.broken:
-            broken = "; ".join(f"{b.name} of {b.package} ({b.reason})" for b in self.broken)
-            text += f" Plugins that could not be loaded: {broken}."
-        return text
+        return (f"no {kind} '{name}'.{did_you_mean(plain, known)} Installed: {listing(known, 12) or 'none'}."
+                f"{self.broken_note()}")
 
 
 @contextlib.contextmanager
@@ -135,5 +153,21 @@ def stdout_to_stderr() -> Iterator[None]:
         yield
 
 
-def _reason(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}" if not isinstance(error, PluginError) else str(error)
+def _records(caller: pluggy.HookCaller) -> list[Plugin]:
+    """What the one plugin behind a hook returns."""
+    hook = caller.name
+    if not caller.has_spec():
+        raise PluginError(f"it implements the hook '{hook}', which rlx does not have.{did_you_mean(hook, _HOOKS)} "
+                          f"(hooks: {', '.join(_HOOKS)})")
+    records = (caller() or [None])[0]  # pluggy leaves out None
+    wanted = RECORDS[_HOOKS[hook]]
+    if not isinstance(records, list) or not all(isinstance(r, wanted) for r in records):
+        raise PluginError(f"its hook {hook}() returned {records!r:.60}; a list of rlx_sdk.{wanted.__name__} is wanted")
+    return records
+
+
+def _installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ImportError:  # of a.b, when there is no a
+        return False

@@ -1,19 +1,19 @@
-"""Calls rewards, checks what they return, and adds them up."""
+"""Calls rewards, deals with what fails, and adds them up."""
 
 from __future__ import annotations
 
-import asyncio
-import inspect
-import math
-import threading
-from collections.abc import Awaitable, Sequence
+import contextlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from rlx.registry import stdout_to_stderr
 from rlx.spec import RewardSpec
-from rlx.text import count, listing
 from rlx_sdk import Reward, RewardError, Sample, Score
+from rlx_sdk.errors import cause
+from rlx_sdk.scores import Caller, ScoreError, check_scores
+
+Result = Score | Exception | None
+_SHOWN = 3
 
 
 @dataclass
@@ -49,9 +49,9 @@ class RewardPanel:
     """All reward providers of a run."""
 
     def __init__(self, providers: Sequence[Provider]) -> None:
-        """Keep the providers; a thread for ``async`` ones starts with the first that needs it."""
+        """Keep the providers."""
         self._providers = tuple(providers)
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._caller = Caller()
 
     def score(self, samples: Sequence[Sample], rows: Sequence[int]) -> Judged:
         """Score samples.
@@ -65,7 +65,7 @@ class RewardPanel:
         """
         found = Judged([0.0] * len(samples), [False] * len(samples), {})
         for provider in self._providers:
-            scores = self._guarded(provider, samples, rows, found)
+            scores = self._usable(provider, samples, rows, found)
             found.by_provider[provider.name] = [None if s is None else s.value for s in scores]
             for i, score in enumerate(scores):
                 if score is not None:
@@ -76,103 +76,60 @@ class RewardPanel:
         return found
 
     def close(self) -> None:
-        """Close every provider and the thread."""
-        for provider in self._providers:
-            provider.reward.close()
-        if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._loop.stop)
+        """Close every provider and the thread of ``async`` ones."""
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._caller.close)
+            for provider in self._providers:
+                stack.callback(_close, provider)
 
-    def _guarded(self, provider: Provider, samples: Sequence[Sample], rows: Sequence[int],
-                 found: Judged) -> list[Score | None]:
-        """The provider's scores; on a failure what its ``on_error`` says, sample by sample."""
+    def _usable(self, provider: Provider, samples: Sequence[Sample], rows: Sequence[int],
+                found: Judged) -> list[Score | None]:
+        """The provider's scores, and for samples it failed on what its ``on_error`` says."""
+        results, policy = self._results(provider, samples), provider.spec.on_error
+        bad = {i: result for i, result in enumerate(results) if isinstance(result, Exception)}
+        if bad and policy == "stop":
+            raise RewardError(_explain(provider, bad, samples, rows)) from next(iter(bad.values()))
+        found.failed += len(bad)
+        instead = Score(policy) if isinstance(policy, float) else None
+        return [instead if isinstance(result, Exception) else result for result in results]
+
+    def _results(self, provider: Provider, samples: Sequence[Sample]) -> list[Result]:
+        """A score or an error a sample; after a call that raised, of each sample alone, so that the bad one is known.
+
+        Only up to the first bad one if that ends the run. A result that cannot be assigned counts for all samples.
+        """
         try:
-            return self._call(provider.reward, samples)
-        except Exception as error:  # a stranger's code may raise anything; it is wrapped here, once
-            policy = provider.spec.on_error
-            single = [self._attempt(provider.reward, sample) for sample in samples] if len(samples) > 1 else [error]
-            bad = [i for i, result in enumerate(single) if isinstance(result, Exception)]
-            if policy == "stop" or not bad:
-                raise RewardError(_explain(provider, error, single, samples, rows)) from error
-            found.failed += len(bad)
-            instead = None if policy == "skip" else Score(float(policy))
-            return [instead if isinstance(r, Exception) else r for r in single]
-
-    def _attempt(self, reward: Reward, sample: Sample) -> Score | Exception | None:
-        try:
-            return self._call(reward, [sample])[0]
-        except Exception as error:
-            return error
-
-    def _call(self, reward: Reward, samples: Sequence[Sample]) -> list[Score | None]:
-        with stdout_to_stderr():
-            result = reward.score(samples)
-            if inspect.isawaitable(result):
-                result = self._await(result)
-        return check_scores(result, len(samples))
-
-    def _await(self, awaitable: Awaitable[Any]) -> Any:
-        if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-            threading.Thread(target=self._loop.run_forever, name="rlx-rewards", daemon=True).start()
-
-        async def outer() -> Any:
-            return await awaitable
-
-        return asyncio.run_coroutine_threadsafe(outer(), self._loop).result()
+            with stdout_to_stderr():
+                return list(check_scores(self._caller(provider.reward, samples), len(samples)))
+        except Exception as error:  # a stranger's code may raise anything; it is wrapped once, in _usable
+            results: list[Result] = []
+            for sample in samples if len(samples) > 1 and not isinstance(error, ScoreError) else ():
+                results += self._results(provider, [sample])
+                if provider.spec.on_error == "stop" and isinstance(results[-1], Exception):
+                    return results
+            return results if any(isinstance(r, Exception) for r in results) else [error] * len(samples)
 
 
-def check_scores(result: Any, wanted: int) -> list[Score | None]:
-    """A reward's return value as one `Score` or None a sample.
-
-    Accepts lists and tuples of numbers, None and `Score`, and numpy arrays or tensors of shape ``(n,)`` or ``(n, 1)``.
-
-    Raises:
-        ValueError: another type or number of values, or one that is not finite; says which.
-    """
-    shape = getattr(result, "shape", None)
-    if shape is not None and hasattr(result, "tolist"):
-        if tuple(shape) not in ((wanted,), (wanted, 1)):
-            raise ValueError(f"it returned an array of shape {tuple(shape)}; {_wanted(wanted)}")
-        result = result.reshape(-1).tolist()
-    if isinstance(result, str | bytes | dict) or not isinstance(result, Sequence):
-        raise ValueError(f"it returned a {type(result).__name__} ({result!r:.60}); {_wanted(wanted)}")
-    if len(result) != wanted:
-        raise ValueError(f"it gave {count(len(result), 'reward')} for {count(wanted, 'completion')}; {_wanted(wanted)}")
-    scores = [_score(value, i) for i, value in enumerate(result)]
-    odd = [(i, s.value) for i, s in enumerate(scores) if s is not None and not math.isfinite(s.value)]
-    if odd:
-        values = listing(f"{value} for sample {i + 1}" for i, value in odd)
-        raise ValueError(f"it gave {values}; rewards must be finite numbers (None means: not judged)")
-    return scores
-
-
-def _wanted(n: int) -> str:
-    return f"a list of {count(n, 'number')} is wanted, one a completion, in their order"
-
-
-def _score(value: Any, index: int) -> Score | None:
-    if value is None:
-        return None
-    if isinstance(value, Score):
-        return Score(float(value.value), {k: float(v) for k, v in value.parts.items()})
-    if not isinstance(value, str | bytes):
-        try:
-            return Score(float(value.item() if hasattr(value, "item") else value))
-        except (TypeError, ValueError, RuntimeError):
-            pass
-    raise ValueError(f"it gave {value!r:.60} ({type(value).__name__}) for sample {index + 1}; a number is wanted")
-
-
-def _explain(provider: Provider, error: Exception, single: Sequence[Score | Exception | None],
-             samples: Sequence[Sample], rows: Sequence[int]) -> str:
+def _explain(provider: Provider, bad: Mapping[int, Exception], samples: Sequence[Sample],
+             rows: Sequence[int]) -> str:
     """Plugin, package, sample, data row, cause, and the way out."""
-    at = next((i for i, result in enumerate(single) if isinstance(result, Exception)), None)
-    where = f"all {count(len(samples), 'sample')} together"
-    cause: Exception | Score | None = error
-    if at is not None:
-        where = f"sample {at + 1} of {len(samples)} (data row {rows[at]}, completion {samples[at].completion!r:.60})"
-        # A wrong number of values, or values named by sample, is clearest as the whole batch saw it.
-        cause = error if isinstance(error, ValueError) and str(error).startswith("it ") else single[at]
-    text = str(cause) if str(cause).startswith("it ") else f"{type(cause).__name__}: {cause}"
-    return (f"reward {provider.label} failed on {where}: {text}. Mend the reward, or set its on_error to 'skip' "
-            "(not judged) or to a number.")
+    lines = [f"sample {i + 1} of {len(samples)} (data row {rows[i]}, completion {samples[i].completion!r:.60}): "
+             f"{_text(error)}" for i, error in bad.items()]
+    if len(bad) > 1 and len(set(map(id, bad.values()))) == 1:
+        lines = [f"all {len(samples)} samples together: {_text(bad[0])}"]
+    if len(lines) > _SHOWN:
+        lines[_SHOWN:] = [f"… and {len(bad) - _SHOWN} more"]
+    return "\n  ".join([f"reward {provider.label} failed on", *lines]) + (
+        "\nMend the reward, or set its on_error to 'skip' (not judged) or to a number.")
+
+
+def _text(error: Exception) -> str:
+    return str(error) if isinstance(error, ScoreError) else cause(error)
+
+
+def _close(provider: Provider) -> None:
+    try:
+        with stdout_to_stderr():
+            provider.reward.close()
+    except Exception as error:  # a stranger's code
+        raise RewardError(f"reward {provider.label} could not be closed: {cause(error)}") from error

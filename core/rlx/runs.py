@@ -124,8 +124,8 @@ def _compare(saved: Tree, now: Tree, checkpoint: Path, say: Any) -> None:
                and not k.startswith(("run.resume", "run.name", "run.dir"))]
     refused = [k for k in changed if k in _FIXED]
     if refused:
-        raise SpecError([f"'{k}' is {new.get(k)!r} and was {old.get(k)!r} in the run of '{checkpoint}', so it cannot be "
-                         "continued. Put it back, or start a new run from those weights with --model "
+        raise SpecError([f"'{k}' is {new.get(k)!r} and was {old.get(k)!r} in the run of '{checkpoint}', so it cannot "
+                         "be continued. Put it back, or start a new run from those weights with --model "
                          f"{checkpoint / 'actor'}" for k in refused])
     if changed:
         say("changed since the checkpoint: " + listing(f"{k} {old.get(k)!r} -> {new.get(k)!r}" for k in changed))
@@ -140,8 +140,8 @@ def same_data(saved: Mapping[str, Any], train: Prepared, checkpoint: Path) -> No
     rows = train.rows
     if saved["fingerprint"] != rows.fingerprint:
         raise SpecError([f"data file '{rows.file}' has changed since the checkpoint '{checkpoint}' ({len(rows)} rows, "
-                         f"were {saved['rows']}), so its run cannot be continued. Put the file back, or start a new run "
-                         f"from those weights with --model {checkpoint / 'actor'}"])
+                         f"were {saved['rows']}), so its run cannot be continued. Put it back, or start a new "
+                         f"run from those weights with --model {checkpoint / 'actor'}"])
 
 
 def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:

@@ -15,6 +15,7 @@ RlxError
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 
 class RlxError(Exception):
@@ -65,3 +66,13 @@ class TrainingError(RunError):
 
 class CheckpointError(RunError):
     """A checkpoint is missing, incomplete, or belongs to another run."""
+
+
+def cause(error: BaseException) -> str:
+    """What a plugin's exception says, and the line that raised it: ``KeyError: 'answer' (my_reward/rules.py:12)``."""
+    import traceback
+
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if "importlib" not in f.filename]
+    file = Path(frames[-1].filename) if len(frames) > 1 else None  # the first frame is the caller's own
+    where = f" ({file.parent.name}/{file.name}:{frames[-1].lineno})" if file else ""
+    return f"{type(error).__name__}: {error}{where}"

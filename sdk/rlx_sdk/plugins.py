@@ -84,3 +84,8 @@ class TrackerPlugin(Plugin):
     """A tracker."""
 
     build: Callable[[Any, TrackerContext], Tracker]
+
+
+RECORDS: Mapping[Kind, type[Plugin]] = {"algorithm": AlgorithmPlugin, "reward": RewardPlugin, "rollout": RolloutPlugin,
+                                        "tracker": TrackerPlugin}
+"""What the hook of each kind returns a list of."""

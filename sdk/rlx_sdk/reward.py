@@ -35,15 +35,15 @@ class FunctionReward:
 class RewardFunction:
     """A decorated reward function: still callable, and a pluggy plugin with one reward."""
 
-    def __init__(self, function: Function, plugin_name: str, config: Callable[[], type[Config]],
+    def __init__(self, function: Function, plugin_name: str, config: type[Config] | None,
                  requires: Mapping[str, str]) -> None:
         """Wrap the function; see `reward`."""
         functools.update_wrapper(self, function)
-        self._function = function
-        self._takes_options = len(inspect.signature(function).parameters) > 1
+        self._function, self._takes_options = function, config is not None
+        _check_signature(function, plugin_name, ("samples", "options")[: 1 + self._takes_options])
         summary = (inspect.getdoc(function) or "").partition("\n")[0]
-        self.plugin = RewardPlugin(name=plugin_name, summary=summary, config=config, requires=requires,
-                                   build=self.build)
+        self.plugin = RewardPlugin(name=plugin_name, summary=summary, requires=requires, build=self.build,
+                                   config=(lambda: config) if config else _no_options)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Scores | Awaitable[Scores]:
         """Call the function itself."""
@@ -61,6 +61,15 @@ class RewardFunction:
         return [self.plugin]
 
 
+def _check_signature(function: Function, name: str, wanted: tuple[str, ...]) -> None:
+    try:
+        inspect.signature(function).bind(*wanted)
+    except TypeError as error:
+        raise TypeError(f"reward '{name}': its function must take ({', '.join(wanted)}) and takes "
+                        f"{inspect.signature(function)}; options come second if config= names their class, and only "
+                        "then") from error
+
+
 def _no_options() -> type[Config]:
     from rlx_sdk.config import Config
 
@@ -69,7 +78,7 @@ def _no_options() -> type[Config]:
 
 def reward(name: str, *, config: type[Config] | None = None,
            requires: Mapping[str, str] | None = None) -> Callable[[Function], RewardFunction]:
-    """Make a function ``f(samples)`` or ``f(samples, options)`` a reward plugin; ``async def`` works too.
+    """Make a function a reward plugin: ``f(samples)``, or ``f(samples, options)`` with ``config``; or ``async def``.
 
     The first line of its docstring is its summary. The decorated object is a complete pluggy plugin: name it in the
     entry-point group ``rlx`` of a package, and every rlx next to that package finds it.
@@ -78,9 +87,12 @@ def reward(name: str, *, config: type[Config] | None = None,
         name: as in ``--reward NAME``.
         config: the class of its options, a subclass of `Config`.
         requires: packages it imports lazily, each with what to ``pip install`` for it.
+
+    Raises:
+        TypeError: the function takes other arguments.
     """
 
     def decorate(function: Function) -> RewardFunction:
-        return RewardFunction(function, name, (lambda: config) if config else _no_options, requires or {})
+        return RewardFunction(function, name, config, requires or {})
 
     return decorate

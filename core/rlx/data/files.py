@@ -7,6 +7,7 @@ asked for, so that values reach rewards exactly as they were written (an absent 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -59,12 +60,12 @@ def open_rows(path: str, cache_dir: Path) -> Rows:
         DataError: no such file, an unknown kind, no rows, or a line that is not a JSON object (with its number).
     """
     file = _find(path)
-    convert = _CONVERTERS.get(file.suffix)
+    convert = _CONVERTERS.get(file.suffix.lower())
     if convert is None:
         raise DataError(f"data file '{path}': rlx reads {' and '.join(_CONVERTERS)} files, not '{file.suffix}'.")
     with file.open("rb") as stream:
         fingerprint = hashlib.file_digest(stream, "sha256").hexdigest()
-    table = cached_table(cache_dir / f"rows-{fingerprint[:32]}{file.suffix}.arrow", lambda: convert(file))
+    table = cached_table(cache_dir / f"rows-{fingerprint[:32]}{file.suffix.lower()}.arrow", lambda: convert(file))
     if not table.num_rows:
         raise DataError(f"data file '{path}' has 0 rows; there is nothing to train on.")
     columns = tuple(table.column_names)
@@ -74,12 +75,17 @@ def open_rows(path: str, cache_dir: Path) -> Rows:
 
 
 def cached_table(cached: Path, make: Callable[[], tuple[pa.Schema, Iterator[pa.RecordBatch]]]) -> pa.Table:
-    """The memory-mapped Arrow file at ``cached``, made first if it is not there.
+    """The memory-mapped Arrow file at ``cached``, made first if it is not there or was cut off.
 
     Written aside and renamed, so that a killed or a second process never leaves or reads half a file.
+
+    Raises:
+        DataError: the folder cannot be written.
     """
-    if not cached.exists():
-        schema, batches = make()
+    with contextlib.suppress(OSError, pa.ArrowInvalid):
+        return _mapped(cached)
+    schema, batches = make()
+    try:
         cached.parent.mkdir(parents=True, exist_ok=True)
         handle, aside = tempfile.mkstemp(dir=cached.parent)
         try:
@@ -90,6 +96,13 @@ def cached_table(cached: Path, make: Callable[[], tuple[pa.Schema, Iterator[pa.R
         except BaseException:
             os.unlink(aside)
             raise
+    except OSError as error:
+        raise DataError(f"the cache folder '{cached.parent}' cannot be written: {error.strerror}. Set data.cache to "
+                        "another.") from error
+    return _mapped(cached)
+
+
+def _mapped(cached: Path) -> pa.Table:
     return pa.ipc.open_file(pa.memory_map(str(cached))).read_all()
 
 
@@ -107,13 +120,29 @@ def _find(path: str) -> Path:
 def _from_parquet(file: Path) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
     try:
         source = pq.ParquetFile(file)
-    except (pa.ArrowInvalid, OSError) as error:
+    except (pa.ArrowException, OSError) as error:
         raise DataError(f"data file '{file}' is not a readable parquet file: {error}") from error
     # pandas keeps a filtered frame's index as a column of this name; nobody wrote it.
     names = [n for n in source.schema_arrow.names if not n.startswith("__index_level_")]
-    schema = pa.schema([source.schema_arrow.field(n) for n in names])
-    batches = source.iter_batches(BATCH_ROWS, columns=names)
-    return schema, (pa.RecordBatch.from_arrays(b.columns, schema=schema) for b in batches)
+    schema = pa.schema([_plain_field(source.schema_arrow.field(n)) for n in names])
+    return schema, _parquet_batches(file, source, schema)
+
+
+def _parquet_batches(file: Path, source: pq.ParquetFile, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    try:
+        for batch in source.iter_batches(BATCH_ROWS, columns=schema.names):
+            yield pa.RecordBatch.from_arrays([_plain(c) for c in batch.columns], schema=schema)
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"data file '{file}' is damaged: {error}") from error
+
+
+def _plain_field(field: pa.Field) -> pa.Field:
+    """Categories as their values: an Arrow file takes one dictionary a column, parquet has one a row group."""
+    return field.with_type(field.type.value_type) if pa.types.is_dictionary(field.type) else field
+
+
+def _plain(column: pa.Array) -> pa.Array:
+    return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
 
 
 def _from_jsonl(file: Path) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
@@ -122,23 +151,24 @@ def _from_jsonl(file: Path) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
 
 def _jsonl_batches(file: Path) -> Iterator[pa.RecordBatch]:
     lines: list[str] = []
-    with file.open(encoding="utf-8-sig", newline="\n") as stream:
-        try:
-            for number, line in enumerate(stream, 1):
-                if line.strip():
-                    lines.append(_checked(file, number, line.strip()))
-                if len(lines) == BATCH_ROWS:
-                    yield pa.RecordBatch.from_arrays([pa.array(lines, pa.large_string())], schema=_JSONL)
-                    lines = []
-        except UnicodeDecodeError as error:
-            raise DataError(f"data file '{file}' is not UTF-8 text: {error}") from error
+    with file.open("rb") as stream:
+        for number, raw in enumerate(stream, 1):
+            if line := _line(file, number, raw):
+                lines.append(line)
+            if len(lines) == BATCH_ROWS:
+                yield pa.RecordBatch.from_arrays([pa.array(lines, pa.large_string())], schema=_JSONL)
+                lines = []
     yield pa.RecordBatch.from_arrays([pa.array(lines, pa.large_string())], schema=_JSONL)
 
 
-def _checked(file: Path, number: int, line: str) -> str:
+def _line(file: Path, number: int, raw: bytes) -> str:
+    """One line's JSON object as text; empty for a blank line."""
     try:
-        value = json.loads(line)
-    except json.JSONDecodeError as error:
+        line = raw.decode("utf-8-sig" if number == 1 else "utf-8").strip()
+        value = json.loads(line) if line else {}
+    except UnicodeDecodeError as error:
+        raise DataError(f"data file '{file}', line {number} is not UTF-8 text: {error}") from error
+    except ValueError as error:
         raise DataError(f"data file '{file}', line {number} is not valid JSON: {error}") from error
     if not isinstance(value, dict):
         raise DataError(f"data file '{file}', line {number} is a JSON {type(value).__name__}; each line must be an "

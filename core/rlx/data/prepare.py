@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from rlx.data.files import BATCH_ROWS, Rows, cached_table
 from rlx.data.layouts import Example, RowProblem, missing_columns, read_example
@@ -108,8 +109,10 @@ def prepare_rows(rows: Rows, kind: DataKind, tokenizer: Tokenizer, limits: Limit
     return Prepared(rows, theirs, kind, table, len(rows) - table.num_rows)
 
 
-def _renamed(row: Mapping[str, Any], theirs: Mapping[str, str]) -> dict[str, Any]:
-    return {theirs.get(k, k): v for k, v in row.items()}
+def _renamed(row: dict[str, Any], theirs: Mapping[str, str]) -> dict[str, Any]:
+    """With rlx's names; a column mapped to a name takes the place of one that has it."""
+    mapped = {ours: row[name] for name, ours in theirs.items() if name in row}
+    return {**{k: v for k, v in row.items() if k not in theirs}, **mapped}
 
 
 class _Scan:
@@ -120,6 +123,7 @@ class _Scan:
         self.rows, self.kind, self.tokenizer, self.limits, self.columns = rows, kind, tokenizer, limits, columns
         self.answers = _ANSWERS[kind]
         self.schema = pa.schema([("row", pa.int64()), ("prompt", _IDS), *((a, _IDS) for a in self.answers)])
+        self.unseen = set(columns)
         self.problems: list[str] = []
         self.overlong: list[str] = []
 
@@ -128,6 +132,9 @@ class _Scan:
         for start in range(0, len(self.rows), BATCH_ROWS):
             found = [r for i in range(start, min(start + BATCH_ROWS, len(self.rows))) if (r := self._row(i))]
             yield pa.RecordBatch.from_pylist(found, schema=self.schema)
+        if self.unseen:
+            raise DataError(f"data file '{self.rows.file}' has no column {listing(sorted(self.unseen))}, which "
+                            f"data.columns names; it has {listing(self.rows.columns, 20)}.")
         if self.problems:
             raise DataError(self._message("cannot be used", self.problems, ""))
         if self.overlong and self.limits.overlong == "error":
@@ -136,7 +143,9 @@ class _Scan:
 
     def _row(self, index: int) -> dict[str, Any] | None:
         try:
-            example = read_example(_renamed(self.rows[index], self.columns), self.kind)
+            row = self.rows[index]
+            self.unseen.difference_update(row)
+            example = read_example(_renamed(row, self.columns), self.kind)
             prompt = self.tokenizer.encode_prompt(example.prompt)
             answers = {name: self.tokenizer.encode_answer(example.prompt, text)
                        for name, text in zip(self.answers, example.answers, strict=True)}
@@ -167,7 +176,7 @@ class _Scan:
 
 def describe(prepared: Prepared) -> str:
     """One line for the log: file, rows, columns, lengths, what was dropped."""
-    lengths = sorted(len(ids) for ids in prepared.table.column("prompt").to_pylist()) if len(prepared) < 100_000 else []
-    span = f", prompts of {lengths[0]} to {lengths[-1]} tokens" if lengths else ""
+    lengths = pc.min_max(pc.list_value_length(prepared.table.column("prompt"))).as_py()
+    span = f", prompts of {lengths['min']} to {lengths['max']} tokens"
     dropped = f", {count(prepared.dropped, 'row')} dropped as too long" if prepared.dropped else ""
     return f"{prepared.rows.file}: {count(len(prepared), 'row')} ({listing(prepared.rows.columns)}){span}{dropped}"

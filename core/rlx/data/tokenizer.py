@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from rlx_sdk import Message, ModelError
 
 PLAIN_TEMPLATE = (
     "{{ bos_token or '' }}{% for m in messages %}{{ m.role | capitalize }}: {{ m.content }}"
-    "{% if m.role == 'assistant' %}{{ eos_token }}{% endif %}\n\n{% endfor %}"
+    "{% if m.role == 'assistant' %}{{ eos_token }}{% endif %}{{ '\n\n' }}{% endfor %}"
     "{% if add_generation_prompt %}Assistant:{% endif %}"
 )
 """For models without a chat template."""
@@ -51,17 +52,18 @@ class Tokenizer:
             RowProblem: the template refuses the messages, or no token is left.
         """
         if isinstance(prompt, str):
-            ids = self.hf(prompt)["input_ids"]
-            ids = ids[:-1] if ids and ids[-1] in self.stop_token_ids else ids  # some tokenizers close every text
+            ids, closed = self._encode(prompt), self.hf(prompt)["input_ids"]
+            # Of the tokenizer's own specials only the first: some close every text. A text may bring its BOS itself.
+            ids = ids if closed[:1] == ids[:1] else [*closed[:1], *ids]
         else:
             ids = self._encode(self._render(prompt, generation=True))
         if not ids:
             raise RowProblem("prompt", "has no tokens")
-        return list(ids)
+        return ids
 
     def encode_answer(self, prompt: Prompt, answer: str) -> list[int]:
         """Ids of an answer as the model should write it after `encode_prompt`, up to and with its stop token."""
-        ids = self._encode(self._answer_text(prompt, answer))
+        ids = self._encode(self.answer_text(prompt, answer))
         stops = [i for i, token in enumerate(ids) if token in self.stop_token_ids]
         if stops:
             return ids[: stops[-1] + 1]
@@ -72,7 +74,8 @@ class Tokenizer:
         text: str = self.hf.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return text
 
-    def _answer_text(self, prompt: Prompt, answer: str) -> str:
+    def answer_text(self, prompt: Prompt, answer: str) -> str:
+        """The answer with everything the template puts around it after the prompt."""
         if isinstance(prompt, str):
             return answer
         before = self._render(prompt, generation=True)
@@ -115,7 +118,18 @@ def load_tokenizer(path: str, chat_template: str | None = None, trust_remote_cod
     if hf.pad_token_id is None:
         notes.append(f"the tokenizer has no pad token: padding uses '{hf.convert_ids_to_tokens(stops[0])}' "
                      "(positions are masked by length, so nothing else changes)")
-    return Tokenizer(hf, stops[0] if hf.pad_token_id is None else hf.pad_token_id, stops, tuple(notes))
+    tokenizer = Tokenizer(hf, stops[0] if hf.pad_token_id is None else hf.pad_token_id, stops)
+    return replace(tokenizer, notes=(*notes, *_unasked_header(path, tokenizer)))
+
+
+def _unasked_header(path: str, tokenizer: Tokenizer) -> Iterator[str]:
+    """A note, if the template writes something before an answer that is not in its generation prompt."""
+    probe = "the-answer"
+    with contextlib.suppress(RowProblem):
+        header = tokenizer.answer_text([{"role": "user", "content": "?"}], probe).partition(probe)[0].strip()
+        if header:
+            yield (f"the generation prompt of '{path}' leaves {header!r} to the model: completions begin with it, and "
+                   "training counts it to the answer (model.chat_template sets another template)")
 
 
 def _template_text(value: str) -> str:

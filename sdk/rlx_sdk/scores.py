@@ -1,0 +1,101 @@
+"""Calls rewards, and turns what they return into one `Score` or None a sample. rlx and `rlx_sdk.testing` share it."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+import threading
+from collections.abc import Awaitable, Sequence
+from typing import Any
+
+from rlx_sdk.contracts import Reward, Sample, Score
+
+
+class ScoreError(ValueError):
+    """A reward returned something unusable; the text begins with ``it`` and says what is wanted."""
+
+
+class Caller:
+    """Calls rewards: plain ones on the calling thread, ``async`` ones on one loop of its own, whatever loops run."""
+
+    def __init__(self) -> None:
+        """The thread of the loop starts with the first reward that needs it."""
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    def __call__(self, reward: Reward, samples: Sequence[Sample]) -> Any:
+        """What the reward returns, awaited if need be."""
+        result = reward.score(samples)
+        return self._await(result) if inspect.isawaitable(result) else result
+
+    def close(self) -> None:
+        """End the loop and its thread."""
+        if self._loop is not None and self._thread is not None:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+            self._loop = None
+
+    def _await(self, awaitable: Awaitable[Any]) -> Any:
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            # A daemon: a reward that never returns must not keep the program alive.
+            self._thread = threading.Thread(target=self._loop.run_forever, name="rlx-rewards", daemon=True)
+            self._thread.start()
+
+        async def outer() -> Any:
+            return await awaitable
+
+        return asyncio.run_coroutine_threadsafe(outer(), self._loop).result()
+
+
+def check_scores(result: Any, wanted: int) -> list[Score | ScoreError | None]:
+    """A reward's return value as one `Score` or None a sample, and a `ScoreError` in the place of an unusable value.
+
+    Accepts lists and tuples of numbers, None and `Score`, and numpy arrays or tensors of shape ``(n,)`` or ``(n, 1)``.
+
+    Raises:
+        ScoreError: another type or number of values, so that none can be given to its sample.
+    """
+    shape = getattr(result, "shape", None)
+    if shape is not None and hasattr(result, "tolist"):
+        if tuple(shape) not in ((wanted,), (wanted, 1)):
+            raise ScoreError(f"it returned an array of shape {tuple(shape)}; {_wanted(wanted)}")
+        result = [value[0] if len(shape) == 2 else value for value in result.tolist()]
+    if isinstance(result, str | bytes) or not isinstance(result, Sequence):
+        raise ScoreError(f"it returned a {type(result).__name__} ({result!r:.60}); {_wanted(wanted)}")
+    if len(result) != wanted:
+        raise ScoreError(f"it gave {_count(len(result), 'reward')} for {_count(wanted, 'completion')}; "
+                         f"{_wanted(wanted)}")
+    return [_score(value) for value in result]
+
+
+def _score(value: Any) -> Score | ScoreError | None:
+    if value is None:
+        return None
+    try:
+        if isinstance(value, Score):
+            score = Score(_number(value.value), {name: _number(part) for name, part in value.parts.items()})
+        else:
+            score = Score(_number(value))
+    except (AttributeError, TypeError, ValueError, ArithmeticError, RuntimeError):
+        return ScoreError(f"it gave {value!r:.60} ({type(value).__name__}); a number is wanted, or None for not judged")
+    if all(map(math.isfinite, (score.value, *score.parts.values()))):
+        return score
+    return ScoreError(f"it gave {value!r:.60}; rewards must be finite numbers (None means: not judged)")
+
+
+def _number(value: Any) -> float:
+    """A Python float from a number of any library, also one in an array of one element."""
+    if isinstance(value, str | bytes):
+        raise TypeError("text")
+    return float(value.item() if hasattr(value, "item") else value)
+
+
+def _wanted(n: int) -> str:
+    return f"a list of {_count(n, 'number')} is wanted, one a completion, in their order"
+
+
+def _count(n: int, noun: str) -> str:
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"

@@ -1,0 +1,130 @@
+"""Rows as token ids: limits, columns, held-out rows."""
+
+import json
+
+import pytest
+
+from rlx.data import Limits, describe
+from rlx_sdk import DataError
+
+
+def kept(prepared):
+    return [prepared.row_index(i) for i in range(len(prepared))]
+
+
+@pytest.mark.parametrize(("file", "tokens", "limit", "fits"), [
+    ("D19_limit_raw.jsonl", [31, 32, 33, 33, 32], 32, [0, 1, 4]),
+    ("D19_limit_chat.jsonl", None, None, [0, 1]),
+])
+def test_the_limit_passes_and_one_above_is_dropped_and_counted(prepare, file, tokens, limit, fits):
+    everything = prepare(file)
+    lengths = [len(everything.ids(i, "prompt")) for i in range(len(everything))]
+    assert tokens is None or lengths == tokens  # tokens, not characters
+    limit = limit or lengths[1]
+    found = prepare(file, limits=Limits(limit, overlong="drop"))
+    assert kept(found) == fits
+    assert found.dropped == len(lengths) - len(fits)
+    count = "1 row" if found.dropped == 1 else "2 rows"
+    assert f"{count} dropped as too long" in describe(found)
+
+
+def test_one_above_the_limit_is_refused_with_row_length_and_limit(prepare):
+    assert len(prepare("D19_limit_raw.jsonl", limits=Limits(33))) == 5
+    with pytest.raises(DataError) as error:
+        prepare("D19_limit_raw.jsonl", limits=Limits(32))
+    assert "D19_limit_raw.jsonl': 2 rows too long" in str(error.value)
+    assert "row 3: the prompt has 33 tokens, the limit (data.max_prompt) is 32" in str(error.value)
+    assert "row 4: the prompt has 33 tokens" in str(error.value)
+    assert str(error.value).endswith("Raise the limit, or leave such rows out with data.overlong=drop.")
+
+
+def test_a_long_row_is_named_once_with_its_length(prepare):
+    with pytest.raises(DataError) as error:
+        prepare("D29_long_row.jsonl", limits=Limits(256))
+    assert str(error.value).count("row 2") == 1
+    assert "row 2: the prompt has 42,000 tokens, the limit (data.max_prompt) is 256" in str(error.value)
+
+
+def test_a_pair_is_as_long_as_its_longer_side_and_never_cut(prepare):
+    file = "D23_truncated_to_nothing.jsonl"
+    everything = prepare(file, "pairs")
+    lengths = [len(everything.ids(i, "prompt")) + max(len(everything.ids(i, c)) for c in ("chosen", "rejected"))
+               for i in range(3)]
+    assert lengths == [52, 43, 51]
+    assert kept(prepare(file, "pairs", Limits(total=51, overlong="drop"))) == [1, 2]
+    with pytest.raises(DataError, match=r"row 1: prompt and answer have 40 \+ 12 tokens, the limit \(data"):
+        prepare(file, "pairs", Limits(total=51))
+    with pytest.raises(DataError, match=r"all 3 rows are over the limits and were dropped\. Raise data\.max_prompt or"):
+        prepare(file, "pairs", Limits(total=32, overlong="drop"))
+
+
+def test_equal_sides_are_a_pair(prepare):
+    found = prepare("D22_chosen_equals_rejected.jsonl", "pairs")
+    assert len(found) == 3
+    assert found.ids(1, "chosen") == found.ids(1, "rejected")
+
+
+def test_rewards_see_every_other_column_as_plain_values(prepare):
+    found = prepare("D31_numeric_truth.parquet")
+    row = found.example(0).row
+    assert row.keys() == {"ground_truth", "maybe_int", "level", "big", "dec"}
+    assert (row["ground_truth"], type(row["ground_truth"]), row["big"]) == (72, int, 2**53 + 1)
+    assert found.example(1).row["level"] is None
+
+
+def test_a_null_in_another_column_stays_none(tmp_path, prepare):
+    (tmp_path / "d.jsonl").write_text('{"prompt": "p", "ground_truth": null}\n{"prompt": "q", "extra": [1]}\n')
+    found = prepare(tmp_path / "d.jsonl")
+    assert [found.example(i).row for i in range(2)] == [{"ground_truth": None}, {"extra": [1]}]
+
+
+def test_rows_may_hold_text_and_messages(prepare, tmp_path, rows):
+    lines = (json.dumps(rows("D30_mixed_prompts.jsonl")[i]) + "\n" for i in range(2))
+    (tmp_path / "mixed.jsonl").write_text("".join(lines))
+    found = prepare(tmp_path / "mixed.jsonl")
+    assert found.ids(0, "prompt") == list(b"plain text")
+    assert found.ids(1, "prompt")[0] == 259
+
+
+def test_text_round_trips_byte_for_byte(prepare, tokenizer):
+    found = prepare("D27_unicode.jsonl")
+    assert [len(found.ids(i, "prompt")) for i in range(9)] == [24, 29, 20, 56, 5, 6, 8, 21, 8]
+    for i in range(9):
+        assert tokenizer().decode(found.ids(i, "prompt")) == found.example(i).prompt
+
+
+def test_columns_are_mapped(prepare):
+    found = prepare("D37_wrong_layout.jsonl", "demonstrations", columns={"prompt": "Question", "completion": "Answer"})
+    assert found.ids(1, "prompt") == list(b"2+2?")
+    assert found.ids(1, "completion") == [*b"4", 260]
+    assert found.example(0).row == {"completion": "2"}
+
+
+def test_a_mapped_column_takes_the_place_of_one_with_that_name(tmp_path, prepare):
+    (tmp_path / "d.jsonl").write_text('{"question": "better", "prompt": "worse", "n": 1}\n')
+    found = prepare(tmp_path / "d.jsonl", columns={"prompt": "question"}).example(0)
+    assert (found.prompt, found.row) == ("better", {"n": 1})
+    swapped = prepare(tmp_path / "d.jsonl", columns={"prompt": "question", "question": "prompt"}).example(0)
+    assert (swapped.prompt, swapped.row) == ("better", {"n": 1, "question": "worse"})
+
+
+def test_a_mapping_from_a_column_that_is_nowhere_is_refused(tmp_path, prepare):
+    (tmp_path / "d.jsonl").write_text('{"prompt": "p"}\n{"prompt": "q", "truth": 1}\n')
+    assert prepare(tmp_path / "d.jsonl", columns={"ground_truth": "truth"}).example(1).row == {"ground_truth": 1}
+    with pytest.raises(DataError, match=r"d\.jsonl' has no column trut, which data\.columns names; it has prompt"):
+        prepare(tmp_path / "d.jsonl", columns={"ground_truth": "trut"})
+
+
+def test_held_out_rows_are_the_last_ones(prepare):
+    everything = prepare("base_prompts.jsonl")
+    train, held_out = everything.split(3)
+    assert (kept(train), kept(held_out)) == ([0, 1, 2, 3, 4], [5, 6, 7])
+    assert held_out.ids(0, "prompt") == everything.ids(5, "prompt")
+    assert held_out.example(2).row == everything.example(7).row
+    with pytest.raises(DataError, match=r"data\.eval: 8 rows are to be held out of '.*', which has 8 usable rows"):
+        everything.split(8)
+
+
+def test_a_file_is_described_in_one_line(prepare):
+    described = describe(prepare("base_prompts.jsonl"))
+    assert described.endswith("base_prompts.jsonl: 8 rows (row_id, prompt, ground_truth), prompts of 14 to 28 tokens")

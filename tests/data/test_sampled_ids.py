@@ -1,0 +1,62 @@
+"""Sampled ids reach training as they were sampled; text is for rewards and tables only."""
+
+import contextlib
+
+import pytest
+
+from rlx.data.order import Order
+from rlx.ranks import Ranks
+from rlx.rewards import Provider, RewardPanel
+from rlx.sources import Cursor, RolloutSource
+from rlx.spec import RewardSpec
+from rlx_sdk import Generation, Sampling
+from rlx_sdk.reward import FunctionReward
+
+SAMPLED = [262, 264, 260]  # he·llo and the stop token; "hello" alone would be the one token 265
+
+
+class _Backend:
+    """Samples the same ids for every prompt."""
+
+    exact = True
+
+    def generate(self, requests):
+        for i, request in reversed(list(enumerate(requests))):
+            yield i, [Generation(SAMPLED, [-0.5, -0.25, -0.125], "stop", 0) for _ in range(request.n)]
+
+    def sync(self, weights, version):
+        pass
+
+    def release(self):
+        pass
+
+    def close(self):
+        pass
+
+
+@pytest.fixture
+def collected(prepare, tokenizer):
+    """One batch of two prompts with two completions each, and the samples that the reward saw."""
+    seen, found = [], tokenizer("T13_not_a_bijection")
+    prepared = prepare("D31_numeric_truth.parquet", tokenizer_name="T13_not_a_bijection")
+    reward = FunctionReward(lambda samples: seen.extend(samples) or [1.0] * len(samples))
+    panel = RewardPanel([Provider("seen", "'seen'", RewardSpec(name="seen"), reward)])
+    cursor = Cursor(Order(len(prepared), 0), 2, Ranks())
+    source = RolloutSource(prepared, None, cursor, found, _Backend(), panel, Sampling(max_tokens=3), 2, 0)
+    source.sync(iter([]), 0)
+    yield source.collect(lambda name: contextlib.nullcontext()), seen
+    source.close()
+
+
+def test_ids_are_never_made_from_text_again(collected):
+    seqs = collected[0].data.seqs
+    assert all(seqs.tokens[i][seqs.mask[i]].tolist() == SAMPLED for i in range(4))
+    assert all(seqs.per_token["rollout_logprobs"][i][seqs.mask[i]].tolist() == [-0.5, -0.25, -0.125] for i in range(4))
+
+
+def test_rewards_see_text_and_plain_values(collected):
+    seen = collected[1]
+    assert {s.completion for s in seen} == {"hello"}
+    assert {type(s.row["ground_truth"]) for s in seen} == {int}
+    assert all(s.prompt.endswith("?") and s.messages == () for s in seen)
+    assert seen[0].row == seen[1].row != seen[2].row

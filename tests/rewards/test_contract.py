@@ -1,0 +1,31 @@
+"""Every registered reward passes the contract test that strangers use."""
+
+import pytest
+
+from rlx.registry import Registry
+from rlx_sdk import Sample
+from rlx_sdk.testing import check_reward
+
+REWARDS = {e.name: e for e in Registry.discover().entries("reward")}
+
+
+@pytest.mark.parametrize("name", REWARDS)
+def test_it_keeps_the_contract(name):
+    check_reward(REWARDS[name].plugin)
+
+
+@pytest.mark.parametrize(("text", "value"), [
+    ("x" * 49, 0.0), ("x" * 50, 1.0), ("x" * 200, 1.0), ("x" * 201, 0.0), ("", 0.0), ("Please.", 0.5), ("THANK", 0.5),
+    ("请" * 50, 1.5), ("  " + "x" * 49 + "  ", 0.0), ("👍" * 50, 1.0), ("Sorry, " + "x" * 50, 1.5),
+])
+def test_polite_length_by_hand(text, value):
+    entry = REWARDS["polite_length"]
+    built = entry.call("build", entry.call("config")(), None)
+    assert built.score([Sample("p", text)]) == [value]
+
+
+def test_its_bounds_and_words_are_options():
+    entry = REWARDS["polite_length"]
+    options = entry.call("config")(min_chars=2, max_chars=3, length_score=2.0, polite_score=5.0, polite_words=("moin",))
+    built = entry.call("build", options, None)
+    assert built.score([Sample("p", t) for t in ("abc", "Moin", "please", "x")]) == [2.0, 5.0, 0.0, 0.0]

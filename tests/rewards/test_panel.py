@@ -1,0 +1,239 @@
+"""Rewards as a run calls them: what they return, where they fail, and what the spec makes of it."""
+
+import asyncio
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from rlx.spec import RewardSpec
+from rlx_sdk import RewardError, Sample, Score, reward
+
+LENGTHS = [1.0, 2.0, 3.0, 4.0, 1.0, 2.0, 1.0, 1.0]
+
+
+@reward("length")
+def length(samples):
+    return [float(len(s.completion)) for s in samples]
+
+
+@reward("parts")
+def parts(samples):
+    return [Score(1.0, {"a": float(len(s.completion)), "b": 0.0}) for s in samples]
+
+
+def test_scores_are_summed_by_weight(score, panel, samples):
+    judged = score(length, parts, weight=0.5)
+    assert judged.rewards == [0.5 * n + 0.5 for n in LENGTHS]
+    assert judged.judged == [True] * 8
+    assert judged.by_provider == {"length": LENGTHS, "parts": [1.0] * 8}
+    assert judged.parts == {"parts/a": LENGTHS, "parts/b": [0.0] * 8}
+    assert judged.failed == 0
+    assert panel().score(samples, range(8)).judged == [False] * 8
+    assert panel(length).score([], []).rewards == []
+
+
+@pytest.mark.parametrize(("name", "said"), [
+    ("one_for_all", "it gave 1 reward for 8 completions; a list of 8 numbers is wanted, one a completion, in their"),
+    ("one_short", "it gave 3 rewards for 8 completions"),
+    ("bare_float", "it returned a float (0.5); a list of 8 numbers is wanted"),
+])
+def test_a_wrong_number_of_rewards_is_never_spread(score, case, name, said):
+    with pytest.raises(RewardError) as error:
+        score(case("R01_wrong_number", name))
+    text = str(error.value)
+    assert text.startswith(f"reward 'case_{name}' (case-rewards 0.1) failed on\n  all 8 samples together: {said}")
+    assert text.endswith("Mend the reward, or set its on_error to 'skip' (not judged) or to a number.")
+
+
+@pytest.mark.parametrize(("policy", "value"), [("skip", None), (0.25, 0.25)])
+def test_a_wrong_number_of_rewards_counts_for_every_sample(score, case, policy, value):
+    judged = score(case("R01_wrong_number", "one_for_all"), on_error=policy)
+    assert judged.by_provider == {"case_one_for_all": [value] * 8}
+    assert judged.failed == 8
+
+
+def test_values_that_are_not_finite_are_named_by_sample_and_row(score, case):
+    with pytest.raises(RewardError) as error:
+        score(case("R02_nan_inf", "nan_inf"))
+    for said in ("reward 'case_nan_inf' (case-rewards 0.1) failed on",
+                 "sample 2 of 8 (data row 12, completion 'bb'): it gave nan; rewards must be finite numbers",
+                 "sample 3 of 8 (data row 13, completion 'ccc'): it gave inf;",
+                 "sample 4 of 8 (data row 14, completion 'dddd'): it gave -inf;"):
+        assert said in str(error.value)
+
+
+@pytest.mark.parametrize(("policy", "value"), [("skip", None), (-1.0, -1.0)])
+def test_by_policy_they_are_not_judged_or_get_a_value(score, case, policy, value):
+    judged = score(case("R02_nan_inf", "nan_inf"), on_error=policy)
+    assert judged.by_provider["case_nan_inf"] == [0.5, value, value, value, 0.25, 0.25, 0.25, 0.25]
+    assert judged.failed == 3
+    assert judged.judged == [True, *[value is not None] * 3, *[True] * 4]
+    assert judged.rewards == [0.5, *[value or 0.0] * 3, *[0.25] * 4]
+
+
+def test_none_means_not_judged(score, case):
+    judged = score(case("R03_none", "none"))
+    assert judged.judged == [True, False] * 4
+    assert judged.by_provider["case_none"] == [1.0, None, 0.0, None, 1.0, None, 1.0, None]
+    assert judged.rewards == [1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 1.0, 0.0]
+    assert judged.failed == 0
+    assert score(case("R03_none", "all_none")).judged == [False] * 8
+
+
+def test_one_provider_may_judge_what_another_leaves(score, case):
+    judged = score(case("R03_none", "none"), length)
+    assert judged.judged == [True] * 8
+    assert judged.rewards == [a + (b or 0) for a, b in zip(LENGTHS, judged.by_provider["case_none"], strict=True)]
+
+
+def test_numbers_of_numpy_and_torch_become_python_floats(score, case):
+    judged = score(case("R04_numbers", "numpy"))
+    assert judged.by_provider["case_numpy"] == [0.25, 1.0, 1.0, 0.5, 1.0, 1.0, float(np.float16(0.1)), 0.75]
+    assert {type(v) for v in judged.rewards} == {float}
+    assert score(case("R04_numbers", "numpy_array")).rewards == pytest.approx([n / 10 for n in LENGTHS])
+    tensors = reward("tensors")(lambda samples: torch.tensor([len(s.completion) for s in samples]))
+    assert score(tensors).rewards == LENGTHS
+    square = reward("square")(lambda samples: torch.zeros(8, 8))
+    with pytest.raises(RewardError, match=r"all 8 samples together: it returned an array of shape \(8, 8\)"):
+        score(square)
+
+
+def test_the_sample_that_raises_is_named_with_row_cause_and_line(score, case):
+    with pytest.raises(RewardError) as error:
+        score(case("R06_raises_on_one", "raises_on_one"))
+    assert ("failed on\n  sample 3 of 8 (data row 13, completion 'ccc'): ValueError: no '####' marker in 'ccc' "
+            "(rewards/R06_raises_on_one.py:11)\n") in str(error.value)
+    assert isinstance(error.value.__cause__, ValueError)
+
+
+def test_a_sample_that_raises_is_left_out_by_policy(score, case):
+    judged = score(case("R06_raises_on_one", "raises_on_one"), on_error="skip")
+    assert judged.by_provider["case_raises_on_one"] == [1.0, 1.0, None, 1.0, 1.0, 1.0, 1.0, 1.0]
+    assert judged.judged == [True, True, False, *[True] * 5]
+    assert judged.failed == 1
+
+
+def test_a_reward_that_ends_the_run_is_not_called_for_every_sample(panel, samples):
+    calls = []
+
+    @reward("down")
+    def down(samples):
+        calls.append(len(samples))
+        raise ConnectionError("judge is down")
+
+    with pytest.raises(RewardError, match=r"sample 1 of 8 \(data row 11, .*ConnectionError: judge is down"):
+        panel(down).score(samples, range(11, 19))
+    assert calls == [8, 1]
+
+
+def test_a_reward_that_fails_on_samples_together_only_says_so(score):
+    @reward("small_batches")
+    def small_batches(samples):
+        if len(samples) > 4:
+            raise MemoryError("too many")
+        return [1.0] * len(samples)
+
+    with pytest.raises(RewardError, match="all 8 samples together: MemoryError: too many"):
+        score(small_batches)
+    assert score(small_batches, on_error="skip").failed == 8
+
+
+def test_many_failures_are_counted(score):
+    with pytest.raises(RewardError, match=r"(?s)sample 3 of 8.*… and 5 more\nMend"):
+        score(reward("text")(lambda samples: ["good"] * len(samples)))
+
+
+def test_long_completions_are_cut_in_messages(panel):
+    with pytest.raises(RewardError) as error:
+        panel(reward("nan")(lambda samples: [float("nan")] * len(samples))).score([Sample("p", "x" * 10_000)], [1])
+    assert len(str(error.value)) < 400
+
+
+@pytest.mark.parametrize("name", ["declared", "hidden"])
+def test_async_rewards_are_awaited(score, case, name):
+    judged = score(case("R07_async", name))
+    assert judged.rewards == LENGTHS
+
+
+@pytest.mark.parametrize("name", ["declared", "hidden"])
+def test_async_rewards_are_awaited_while_a_loop_is_running(score, case, name):
+    async def main():
+        return score(case("R07_async", name))
+
+    assert asyncio.run(main()).rewards == LENGTHS
+
+
+def test_async_rewards_fail_like_others(score):
+    @reward("later")
+    async def later(samples):
+        await asyncio.sleep(0)
+        raise TimeoutError("no answer")
+
+    with pytest.raises(RewardError, match=r"reward 'later' .*\n  sample 1 of 8 .*TimeoutError: no answer \("):
+        score(later)
+
+
+@pytest.mark.parametrize("name", ["swallowed", "raises"])
+def test_rewards_run_where_signals_work(score, case, name):
+    assert score(case("R11_alarm", name)).rewards == [1.0] * 8
+
+
+def test_what_a_reward_prints_goes_to_stderr(score, capsys):
+    @reward("noisy")
+    def noisy(samples):
+        print({"prompt": samples[0].prompt})
+        return [1.0] * len(samples)
+
+    @reward("noisy_later")
+    async def noisy_later(samples):
+        print("later")
+        return [1.0] * len(samples)
+
+    score(noisy, noisy_later)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "prompt 0" in err
+    assert "later" in err
+
+
+def test_rewards_see_the_rows_values(panel, case):
+    samples = [Sample("6*12?", text, row={"ground_truth": 72}) for text in ("it is 72", "it is 71")]
+    assert panel(case("R15_numeric_truth", "numeric_truth")).score(samples, [1, 2]).rewards == [1.0, 0.0]
+
+
+class _Closing:
+    """A reward that notes when it is closed."""
+
+    def __init__(self, log, name, error=None):
+        self.log, self.name, self.error = log, name, error
+
+    def score(self, samples):
+        return [1.0] * len(samples)
+
+    def close(self):
+        self.log.append(self.name)
+        print("bye")
+        if self.error:
+            raise self.error
+
+
+def test_closing_reaches_every_provider(capsys):
+    from rlx.rewards import Provider, RewardPanel
+
+    log = []
+    providers = [Provider(n, f"'{n}' (case 0.1)", RewardSpec(name=n), _Closing(log, n, error))
+                 for n, error in (("a", None), ("b", OSError("gone")), ("c", None))]
+    with pytest.raises(RewardError, match=r"reward 'b' \(case 0\.1\) could not be closed: OSError: gone"):
+        RewardPanel(providers).close()
+    assert sorted(log) == ["a", "b", "c"]
+    assert capsys.readouterr() == ("", "bye\n" * 3)
+
+
+def test_closing_ends_the_thread_of_async_rewards(panel, case, samples):
+    made = panel(case("R07_async", "declared"))
+    made.score(samples, range(8))
+    assert "rlx-rewards" in {t.name for t in threading.enumerate()}
+    made.close()
+    assert "rlx-rewards" not in {t.name for t in threading.enumerate()}

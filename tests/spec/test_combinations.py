@@ -1,0 +1,86 @@
+"""Settings that cannot act, and values that cannot work together."""
+
+import pytest
+
+
+@pytest.mark.parametrize(("algo", "setting", "value", "said"), [
+    ("dpo", "train__optim__critic__lr", 1e-4, "train.optim.critic.lr can have no effect: dpo trains no critic. Leave"),
+    ("sft", "train__optim__critic__lr", 1e-4, "train.optim.critic.lr can have no effect: sft trains no critic"),
+    ("dpo", "model__critic__init", "org/m", "model.critic.init can have no effect: dpo trains no critic"),
+    ("sft", "rollout__temperature", 0.7,
+     "rollout.temperature can have no effect: sft learns from demonstrations in the data file here, so nothing is"),
+    ("dpo", "rollout__group_size", 4, "rollout.group_size can have no effect: dpo learns from pairs in the data file"),
+    ("sft", "rollout", {"top_p": 0.9, "options": {"batch_tokens": 9}},
+     "rollout.options.batch_tokens, rollout.top_p can have no effect"),
+    ("sft", "rewards", [{"name": "polite_length"}], "rewards can have no effect: sft uses no reward"),
+    ("ppo", "data__max_length", 100, "data.max_length can have no effect: ppo samples its completions; set roll"),
+    ("ppo", "run__eval_every", 5, "run.eval_every can have no effect: there is no data.eval to evaluate on"),
+])
+def test_a_setting_that_cannot_act_is_an_error_that_says_why(problems, settings, algo, setting, value, said):
+    [found] = problems(settings(algo, **{setting: value}))
+    assert found.startswith(said)
+
+
+def test_defaults_and_the_quickstart_never_count_as_given(plan, settings):
+    assert plan({"algo": {"name": "sft"}}).rollout is None  # the quickstart sets rollout.max_completion
+    assert plan(settings("dpo")).rollout is None
+
+
+def test_a_saved_spec_may_name_everything(registry, settings):
+    from rlx.plan import resolve
+    from rlx.runs import saved_spec
+
+    saved = saved_spec(resolve(registry, settings("sft")))
+    assert "rollout" in saved
+    assert resolve(registry, saved, saved=True).spec.train.steps == 1
+
+
+def test_ppo_without_a_reward_lists_what_is_installed(problems, settings):
+    [found] = problems(settings("ppo", rewards=[]))
+    assert found.startswith("ppo needs a reward: give --reward NAME (installed: ")
+    assert "polite_length" in found
+
+
+def test_dpo_with_a_reward_samples_and_says_so(plan, settings):
+    made = plan(settings("dpo", rewards=[{"name": "polite_length"}]))
+    assert (made.needs.data, made.group_size, made.rollout.name) == ("rollouts", 2, "hf")
+    [note] = made.notes
+    assert note.endswith("learns from completions that it samples and ranks: the pairs in the data are not used")
+    assert plan(settings("dpo")).notes == ()
+
+
+@pytest.mark.parametrize(("change", "said"), [
+    ({"rollout__group_size": 1}, "rollout.group_size = 1: dpo compares completions of one prompt and needs at least 2"),
+    ({"train__batch_size": 2, "train__minibatches": 5},
+     "train.minibatches = 5 splits a batch of 4 rows into more parts than rows"),
+])
+def test_groups_and_minibatches_must_fit(problems, settings, change, said):
+    assert problems(settings("dpo", rewards=[{"name": "polite_length"}], **change)) == [said]
+
+
+def test_minibatches_may_be_as_many_as_rows(plan, settings):
+    plan(settings("ppo", rollout__group_size=3, train__batch_size=2, train__minibatches=6))
+
+
+def test_a_length_must_be_given_once(problems, plan, settings):
+    [both] = problems(settings("sft", train__epochs=2))
+    assert both == "train.steps and train.epochs both say how long to train; give one"
+    assert problems(settings("sft", train={})) == ["no length: give --steps N, or train.epochs"]
+    assert plan(settings("sft"), {"train": {"epochs": 2}}).spec.train.steps is None
+
+
+def test_a_reward_is_named_once(problems, settings):
+    twice = [{"name": "polite_length"}, {"name": "polite_length", "weight": 2}]
+    [found] = problems(settings(rewards=twice))
+    assert found == "reward 'polite_length' is named twice; give it once with the weight you mean"
+
+
+def test_resume_auto_needs_a_name(problems, plan, settings):
+    [found] = problems(settings("sft", run__resume="auto"))
+    assert found == "run.resume = auto continues the run of one name; give it with --name (run.name)"
+    plan(settings("sft", run__resume="auto", run__name="mine"))
+
+
+def test_combinations_are_found_together(problems, settings):
+    found = problems(settings("sft", rollout__top_p=0.5, train__epochs=2, rewards=[{"name": "polite_length"}]))
+    assert len(found) == 3
