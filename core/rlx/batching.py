@@ -33,21 +33,27 @@ def pad_sequences(prompts: Sequence[Sequence[int]], completions: Sequence[Sequen
 
 
 def row_lengths(batch: Batch) -> Tensor:
-    """``[B]`` tokens of each row, over all its sequences."""
-    return torch.stack([seqs.length for seqs in batch.sequences.values()]).sum(0)
+    """``[B, K]`` tokens of each row in each of the batch's K sequences."""
+    return torch.stack([seqs.length for seqs in batch.sequences.values()], 1)
 
 
 def micro_batches(lengths: Tensor, budget: int) -> list[Tensor]:
-    """Row indices of each micro-batch: rows of like length together, rows × longest within the budget.
+    """Row indices of each micro-batch: rows of like length together, as many as the budget holds once padded.
 
     A row longer than the budget makes a micro-batch of its own.
+
+    Args:
+        lengths: ``[B]``, or ``[B, K]`` for rows of K sequences that are padded apart.
+        budget: tokens, padding included.
     """
+    lengths = lengths if lengths.dim() == 2 else lengths[:, None]
     groups: list[list[int]] = []
-    longest = 0
-    for row in torch.argsort(lengths, descending=True, stable=True).tolist():
-        if groups and (len(groups[-1]) + 1) * longest <= budget:
+    longest = torch.zeros_like(lengths[0]) if len(lengths) else lengths
+    for row in torch.argsort(lengths.sum(1), descending=True, stable=True).tolist():
+        longest = torch.maximum(longest, lengths[row])
+        if groups and (len(groups[-1]) + 1) * int(longest.sum()) <= budget:
             groups[-1].append(row)
         else:
             groups.append([row])
-            longest = int(lengths[row])
+            longest = lengths[row]
     return [torch.tensor(group) for group in groups]

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from rlx.checkpoint import read_tensors
-from rlx.data import Limits, Prepared, Tokenizer, load_tokenizer, open_rows, prepare_rows
 from rlx.data.order import Order
 from rlx.engine import Engine
 from rlx.handles import Handle, RunContext
+from rlx.inputs import Inputs, build_rewards
 from rlx.models import (
     CausalLM,
     Scorer,
@@ -25,78 +25,9 @@ from rlx.models import (
 )
 from rlx.plan import Plan, context_length
 from rlx.ranks import Ranks, start_distributed
-from rlx.rewards import Provider, RewardPanel
 from rlx.sources import Cursor, OfflineSource, RolloutSource, Source
-from rlx.spec import RewardSpec
 from rlx.trainer import Recorder, Trainer, seed_everything
-from rlx_sdk import DataError, Role, RolloutContext, Sampling, SpecError
-from rlx_sdk.contracts import RewardContext
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """Everything that can be read and checked before a model is loaded."""
-
-    tokenizer: Tokenizer
-    train: Prepared
-    held_out: Prepared | None
-    total_steps: int
-
-
-def read_inputs(plan: Plan) -> Inputs:
-    """Tokenizer and data of a plan.
-
-    Raises:
-        ModelError: no tokenizer.
-        DataError: the data cannot be used.
-    """
-    spec = plan.spec
-    tokenizer = load_tokenizer(spec.model.path, spec.model.chat_template, spec.model.trust_remote_code)
-    train = _prepare(plan, spec.data.path, tokenizer)
-    held_out = None
-    if isinstance(spec.data.eval, str):
-        held_out = _prepare(plan, spec.data.eval, tokenizer)
-    elif spec.data.eval:
-        train, held_out = train.split(spec.data.eval)
-    if spec.train.steps is not None:
-        return Inputs(tokenizer, train, held_out, spec.train.steps)
-    rows = len(train) * (spec.train.epochs or 1)
-    return Inputs(tokenizer, train, held_out, -(-rows // spec.train.batch_size))
-
-
-def _prepare(plan: Plan, path: str, tokenizer: Tokenizer) -> Prepared:
-    data, cache = plan.spec.data, Path(plan.spec.data.cache).expanduser()
-    try:
-        return prepare_rows(open_rows(path, cache), plan.needs.data, tokenizer, _limits(plan), data.columns, cache)
-    except DataError as error:
-        if plan.needs.data == plan.needs_with_rewards.data or "it has the columns" not in str(error):
-            raise
-        raise DataError(f"{error}\nOr give --reward NAME: {plan.algorithm.name} then works with prompts alone, on "
-                        "completions that it samples and ranks by the reward.") from error
-
-
-def _limits(plan: Plan) -> Limits:
-    spec = plan.spec
-    context = context_length(Path(spec.model.path).expanduser())
-    if plan.needs.data != "rollouts":
-        return Limits(spec.data.max_prompt, spec.data.max_length or context, spec.data.overlong)
-    left = None if context is None else context - spec.rollout.max_completion
-    if left is not None and left < 1:
-        raise SpecError([f"rollout.max_completion = {spec.rollout.max_completion} leaves no room for a prompt in the "
-                         f"model's context of {context} tokens"])
-    return Limits(spec.data.max_prompt or left, None, spec.data.overlong)
-
-
-def build_rewards(plan: Plan, device: str = "cpu") -> RewardPanel:
-    """The rewards of a plan."""
-    context = RewardContext(device, plan.spec.run.seed)
-    return RewardPanel([_provider(chosen, spec, context)
-                        for chosen, spec in zip(plan.rewards, plan.spec.rewards, strict=True)])
-
-
-def _provider(chosen: Any, spec: RewardSpec, context: RewardContext) -> Provider:
-    label = f"'{chosen.name}' ({chosen.entry.package} {chosen.entry.version})"
-    return Provider(chosen.name, label, spec, chosen.build(context))
+from rlx_sdk import Role, RolloutContext, Sampling, SpecError
 
 
 def build(plan: Plan, inputs: Inputs, recorder: Recorder) -> Trainer:
@@ -121,8 +52,8 @@ def build(plan: Plan, inputs: Inputs, recorder: Recorder) -> Trainer:
         policy = modules["policy"]
         handles["reference"] = replace(handles["policy"], module=without_adapter(policy.model, policy))
     source, exact = _source(plan, inputs, modules, ranks, device, dtype)
-    single = spec.train.minibatches * spec.train.update_epochs == 1
-    context = RunContext(plan.algorithm.name, handles, ranks, temperature, single, exact, spec.rollout.max_completion)
+    context = RunContext(plan.algorithm.name, handles, ranks, temperature, plan.single_update, exact,
+                         spec.rollout.max_completion)
     return Trainer(plan.algorithm.build(), source, engines, context, ranks, spec.train, spec.run, inputs.total_steps,
                    inputs.held_out is not None, recorder)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlx.build import build_rewards, read_inputs
 from rlx.data import Prepared, describe
+from rlx.inputs import build_rewards, read_inputs
 from rlx.logs import library_log
 from rlx.plan import Plan
 from rlx_sdk import Sample

@@ -46,12 +46,19 @@ def _resolvers() -> Iterator[tuple[str, str, str]]:
     yield "float", r"^[-+]?(?:\.[0-9]+|[0-9]+\.[0-9]*|[0-9]+(?=[eE]))(?:[eE][-+]?[0-9]+)?$", "-+0123456789."
 
 
-def _teach(loader: type[_Loader]) -> None:
-    for tag, pattern, first in _resolvers():
-        loader.add_implicit_resolver(f"tag:yaml.org,2002:{tag}", re.compile(pattern), [c.strip("\0") for c in first])
+class _Dumper(yaml.SafeDumper):
+    """Quotes text that `_Loader` or another YAML reader would take for something else."""
 
 
-_teach(_Loader)
+for _tag, _pattern, _first in _resolvers():
+    for _taught in (_Loader, _Dumper):
+        _taught.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(_pattern),
+                                      [c.strip("\0") for c in _first])
+
+
+def to_yaml(tree: Tree) -> str:
+    """A tree as text that `read_spec_file` reads back as it was."""
+    return yaml.dump(tree, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
 def parse_value(text: str) -> Any:

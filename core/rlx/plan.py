@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from rlx.layers import QUICKSTART, Tree, leaves, lookup, merge, read_spec_file, remove
+from rlx.problems import sentences
 from rlx.registry import Entry, Registry
 from rlx.spec import RolloutSpec, Spec
 from rlx.text import did_you_mean, listing
@@ -59,6 +61,11 @@ class Plan:
         """Completions a prompt."""
         return self.spec.rollout.group_size or self.needs.min_group
 
+    @property
+    def single_update(self) -> bool:
+        """Whether each batch is used for one optimizer step."""
+        return self.spec.train.minibatches * self.spec.train.update_epochs == 1
+
 
 def resolve(registry: Registry, given: Tree, saved: bool = False) -> Plan:
     """The plan for the settings a user gave.
@@ -77,6 +84,9 @@ def resolve(registry: Registry, given: Tree, saved: bool = False) -> Plan:
         tree = merge(_quickstart(given), given)
         data = "" if lookup(given, "data.path") else "data, "
         notes.append(f"no --model given: using the bundled quickstart (model, {data}learning rates, lengths, steps)")
+    elif not saved:
+        notes.append("--model given: the bundled quickstart's settings are dropped, rlx's defaults apply where you set "
+                     "nothing")
     return _Resolver(registry, {} if saved else given, tree, notes).plan()
 
 
@@ -143,69 +153,10 @@ class _Resolver:
             # JSON mode: strict about types, yet a list may become a tuple, as everything here comes from YAML.
             return model.model_validate_json(json.dumps(value))
         except ValidationError as error:
-            self.problems += _sentences(error, model, value, prefix)
+            self.problems += sentences(error, model, value, prefix)
         except TypeError as error:
             self.problems.append(f"{prefix.rstrip('.') or 'the spec'} holds a value that YAML could not: {error}")
         return None
-
-
-_FLAGS = {"algo": ": give --algo NAME (rlx plugins lists them)", "data": ": give --data FILE"}
-
-
-def _sentences(error: ValidationError, model: type[BaseModel], value: Any, prefix: str) -> list[str]:
-    """Pydantic's findings, one sentence a setting."""
-    found: dict[str, list[str]] = {}
-    for e in error.errors():
-        loc = e["loc"] if e["type"] in ("missing", "extra_forbidden") else _place(e["loc"], value)
-        where = (prefix + _dotted(loc)).rstrip(".")
-        what = f"'{where}'" if e["type"] in ("missing", "extra_forbidden", "value_error") else (
-            f"'{where}' = {e['input']!r:.60}")
-        found.setdefault(what, []).append(_finding(e, model, loc))
-    return [what + "; or".join(findings) for what, findings in found.items()]
-
-
-def _finding(error: Any, model: type[BaseModel], loc: tuple[Any, ...]) -> str:
-    """What is wrong with one setting, and the fix."""
-    kind, section = error["type"], _section(model, loc)
-    if kind == "missing":
-        return f" is missing{_FLAGS.get(loc[0], '')}"
-    if kind == "extra_forbidden":
-        known = list(parent.model_fields) if (parent := _section(model, loc[:-1])) else []
-        return f" is an unknown setting.{did_you_mean(str(loc[-1]), known)} (known: {listing(known, 20) or 'none'})"
-    if kind == "value_error":
-        return f": {error['ctx']['error']}"
-    if section and error["input"] is None:
-        return ": a section without settings; leave it out"
-    if section and isinstance(error["input"], str | int | float):  # most likely meant for the section's first setting
-        example = f"{{{next(iter(section.model_fields))}: {error['input']!s:.40}}}"
-        return f": write it as {f'[{example}]' if kind == 'tuple_type' else example}"
-    return f": {error['msg'][0].lower()}{error['msg'][1:]}"
-
-
-def _place(loc: tuple[Any, ...], value: Any) -> tuple[Any, ...]:
-    """The part of pydantic's location that is in the input; the rest names members of a union."""
-    for depth, part in enumerate(loc):
-        inside = part in value if isinstance(value, Mapping) else isinstance(value, list) and isinstance(part, int)
-        if not inside:
-            return loc[:depth]
-        value = value[part]
-    return loc
-
-
-def _dotted(loc: tuple[Any, ...]) -> str:
-    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc).removeprefix(".")
-
-
-def _section(model: type[BaseModel], loc: tuple[Any, ...]) -> type[BaseModel] | None:
-    here: Any = model
-    for part in loc:
-        if isinstance(part, int):
-            continue
-        field = here.model_fields.get(part) if isinstance(here, type) and issubclass(here, BaseModel) else None
-        here = field.annotation if field else None
-        arguments = getattr(here, "__args__", ())
-        here = next((a for a in arguments if isinstance(a, type) and issubclass(a, BaseModel)), here)
-    return here if isinstance(here, type) and issubclass(here, BaseModel) else None
 
 
 def _inert(plan: Plan, given: set[str]) -> Iterator[str]:
@@ -219,6 +170,8 @@ def _inert(plan: Plan, given: set[str]) -> Iterator[str]:
         ("model.critic", "critic" in needs.trains, f"{name} trains no critic"),
         ("data.max_length", needs.data != "rollouts", f"{name} samples its completions; set rollout.max_completion"),
         ("run.eval_every", bool(plan.spec.data.eval), "there is no data.eval to evaluate on"),
+        *((f"algo.{option}", not plan.single_update, "each batch makes one update (train.minibatches and "
+           "train.update_epochs are 1)") for option in sorted(needs.several_updates)),
     ]
     for prefix, acts, why in rules:
         hit = sorted(s for s in given if s == prefix or s.startswith(prefix + "."))
@@ -229,6 +182,8 @@ def _inert(plan: Plan, given: set[str]) -> Iterator[str]:
 def _conflicts(plan: Plan, registry: Registry) -> Iterator[str]:
     """Values that are each fine and cannot work together."""
     spec, needs, name = plan.spec, plan.needs, plan.algorithm.name
+    if spec.model.lora and find_spec("peft") is None:
+        yield "model.lora needs the package 'peft', which is not installed: pip install 'rlx[peft]'"
     if needs.rewards and not spec.rewards:
         rewards = listing((e.name for e in registry.entries("reward")), 12)
         yield f"{name} needs a reward: give --reward NAME (installed: {rewards})"

@@ -41,8 +41,8 @@ def run(plan: Plan, view: View) -> Result:
         InputError: found before any model is loaded.
         RunError: training could not go on.
     """
-    from rlx.build import build, read_inputs, resume
     from rlx.checkpoint import read_state
+    from rlx.inputs import read_inputs
     from rlx.logs import library_log
     from rlx.runs import open_run, same_data
 
@@ -56,6 +56,8 @@ def run(plan: Plan, view: View) -> Result:
             same_data(saved["data"], inputs.train, checkpoint)
         folder.start(plan)
         stack.enter_context(library_log(folder.path / "libraries.log"))
+        from rlx.build import build, resume
+
         recorder = _Recorder(folder, view, inputs, plan)
         trainer = build(plan, inputs, recorder)
         stack.callback(trainer.source.close)

@@ -12,11 +12,10 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import yaml
 
 from rlx.checkpoint import PREFIX, complete_checkpoints, newest_intact
 from rlx.data import Prepared
-from rlx.layers import Tree, read_spec_file
+from rlx.layers import Tree, read_spec_file, to_yaml
 from rlx.plan import Plan
 from rlx.text import listing
 from rlx_sdk import CheckpointError, SpecError
@@ -37,7 +36,7 @@ class RunFolder:
         """Write down what runs: the resolved spec, and versions as comments."""
         self.checkpoints.mkdir(parents=True, exist_ok=True)
         (self.path / "samples").mkdir(exist_ok=True)
-        text = yaml.safe_dump(saved_spec(plan), sort_keys=False, allow_unicode=True)
+        text = to_yaml(saved_spec(plan))
         lines = "".join(f"# {name} {version}\n" for name, version in versions().items())
         (self.path / "spec.yaml").write_text(lines + text, encoding="utf-8")
 

@@ -40,7 +40,7 @@ def sample_model(checkpoint: str, prompts: str, *, n: int, limit: int, max_compl
         dtype = pick_dtype("auto", device)
         model = load_causal_lm(path, dtype).to(device).eval()
         entry = Registry.discover().get("rollout", rollout)
-        backend = entry.plugin.build(entry.plugin.config()(), RolloutContext(
+        backend = entry.call("build", entry.call("config")(), RolloutContext(
             model, path, tokenizer.stop_token_ids, tokenizer.pad_token_id, device, str(dtype).removeprefix("torch."),
             model.config.get_text_config().max_position_embeddings))
         sampling = Sampling(temperature=temperature, max_tokens=max_completion)

@@ -70,7 +70,7 @@ class DataSpec(Section):
 class AlgoSpec(BaseModel):
     """The algorithm: its name, and its own options beside it."""
 
-    model_config = ConfigDict(extra="allow", frozen=True)
+    model_config = ConfigDict(extra="allow", frozen=True, use_attribute_docstrings=True)
 
     name: str
     """As ``rlx plugins`` lists it."""
@@ -196,8 +196,10 @@ class Spec(Section):
     data: DataSpec
     algo: AlgoSpec
     rewards: tuple[RewardSpec, ...] = ()
+    """Reward providers; their weighted sum is the reward."""
     rollout: RolloutSpec = RolloutSpec()
     train: TrainSpec
     engine: EngineSpec = EngineSpec()
     run: RunSpec = RunSpec()
     trackers: tuple[TrackerSpec, ...] = ()
+    """Besides metrics.jsonl, which is always written."""

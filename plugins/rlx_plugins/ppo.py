@@ -89,7 +89,9 @@ class PPOConfig(Config):
 def needs(options: PPOConfig, rewards: bool) -> Needs:
     """Rollouts with rewards; the reference only if there is a KL."""
     frozen = frozenset[Role]({"reference"} if options.kl.coef else ())
-    return Needs(data="rollouts", trains=frozenset({"policy", "critic"}), frozen=frozen, rewards=True)
+    # With one update a batch the policy is the old policy: every ratio is 1 and every value is the old one.
+    return Needs(data="rollouts", trains=frozenset({"policy", "critic"}), frozen=frozen, rewards=True,
+                 several_updates=frozenset({"clip_low", "clip_high", "dual_clip", "value_clip"}))
 
 
 class PPO(Algorithm[Rollouts]):

@@ -41,7 +41,8 @@ class WandbTracker:
         rows = list(table)
         if rows:
             columns: list[str | int] = list(rows[0])
-            self._run.log({"step": step, "samples": wandb.Table(columns, [[r.get(str(c)) for c in columns] for r in rows])})
+            cells = [[row.get(str(c)) for c in columns] for row in rows]
+            self._run.log({"step": step, "samples": wandb.Table(columns, cells)})
 
     def state_dict(self) -> dict[str, Any]:
         """The wandb run's id."""

@@ -31,6 +31,7 @@ class Needs:
         frozen: roles that only answer.
         min_group: completions of one prompt that the algorithm cannot do without.
         rewards: whether completions must be scored; false for algorithms that only imitate or compare given text.
+        several_updates: options that act only when one batch makes several updates.
     """
 
     data: DataKind
@@ -38,6 +39,7 @@ class Needs:
     frozen: frozenset[Role] = frozenset()
     min_group: int = 1
     rewards: bool = False
+    several_updates: frozenset[str] = frozenset()
 
 
 class LanguageModel(Protocol):

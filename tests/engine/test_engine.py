@@ -7,12 +7,12 @@ import math
 
 import pytest
 import torch
-from rlx_sdk import CheckpointError
 
 from rlx.engine import Engine, learning_rate
 from rlx.logs import library_log
 from rlx.ranks import start_distributed
 from rlx.spec import OptimSpec
+from rlx_sdk import CheckpointError
 
 
 class Net(torch.nn.Module):

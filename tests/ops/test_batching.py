@@ -68,4 +68,4 @@ def test_sides_of_unequal_number_are_refused():
 def test_a_pair_is_as_long_as_both_its_sides():
     sides = [pad_sequences([[1, 2], [1]], completions, 0) for completions in ([[3], [4, 5]], [[6, 7, 8], [9]])]
     batch = Batch(dict(zip(("chosen", "rejected"), sides, strict=True)), {})
-    assert row_lengths(batch).tolist() == [8, 5]
+    assert row_lengths(batch).tolist() == [[3, 5], [3, 2]]

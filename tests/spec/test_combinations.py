@@ -44,9 +44,9 @@ def test_ppo_without_a_reward_lists_what_is_installed(problems, settings):
 def test_dpo_with_a_reward_samples_and_says_so(plan, settings):
     made = plan(settings("dpo", rewards=[{"name": "polite_length"}]))
     assert (made.needs.data, made.group_size, made.rollout.name) == ("rollouts", 2, "hf")
-    [note] = made.notes
+    _, note = made.notes
     assert note.endswith("learns from completions that it samples and ranks: the pairs in the data are not used")
-    assert plan(settings("dpo")).notes == ()
+    assert len(plan(settings("dpo")).notes) == 1
 
 
 @pytest.mark.parametrize(("change", "said"), [
@@ -84,3 +84,17 @@ def test_resume_auto_needs_a_name(problems, plan, settings):
 def test_combinations_are_found_together(problems, settings):
     found = problems(settings("sft", rollout__top_p=0.5, train__epochs=2, rewards=[{"name": "polite_length"}]))
     assert len(found) == 3
+
+
+def test_options_that_need_several_updates_are_refused_with_one(plan, problems, settings):
+    """With one update a batch every ratio is exactly 1, so no clip range can matter."""
+    [found] = problems(settings("ppo", algo__clip_low=0.1))
+    assert found.startswith("algo.clip_low can have no effect: each batch makes one update (train.minibatches and")
+    made = plan(settings("ppo", algo__clip_low=0.1, train__update_epochs=2))
+    assert made.algorithm.options.clip_low == 0.1
+
+
+def test_lora_without_peft_gives_the_install_line(problems, settings, monkeypatch):
+    monkeypatch.setattr("rlx.plan.find_spec", lambda name: None)
+    [found] = problems(settings("sft", model__lora={}))
+    assert found == "model.lora needs the package 'peft', which is not installed: pip install 'rlx[peft]'"

@@ -9,6 +9,8 @@ from rlx.layers import QUICKSTART, lookup, read_spec_file
 from rlx.plan import resolve
 from rlx_sdk import SpecError
 
+DROPPED_NOTE = ("--model given: the bundled quickstart's settings are dropped, rlx's defaults apply where you set "
+                "nothing")
 QUICKSTART_NOTE = "no --model given: using the bundled quickstart"
 CASES = Path(__file__).parents[1] / "cases"
 
@@ -33,7 +35,7 @@ def test_a_whole_spec_becomes_a_plan(plan, spec_file):
     assert made.rollout.name == "hf"
     assert made.needs.trains == {"policy", "critic"}
     assert made.needs.frozen == {"reference"}
-    assert made.notes == ()
+    assert made.notes == (DROPPED_NOTE,)
 
 
 def test_the_settings_given_are_left_as_they_were(plan, settings):
@@ -158,7 +160,7 @@ def test_with_a_model_the_whole_quickstart_is_dropped(plan, problems, model):
     assert any(p.startswith("'data' is missing") for p in problems({"algo": {"name": "sft"}, "model": {"path": model}}))
     made = plan({"algo": {"name": "sft"}, "model": {"path": model}, "data": {"path": "x.jsonl"}, "train": {"steps": 1}})
     assert made.spec.train.optim.policy.lr != lookup(read_spec_file(QUICKSTART), "train.optim.policy.lr")
-    assert made.notes == ()
+    assert made.notes == (DROPPED_NOTE,)
 
 
 def test_with_data_of_ones_own_the_quickstarts_held_out_rows_go(plan):

@@ -1,0 +1,69 @@
+"""What a plan starts from, read and checked before torch or a model is loaded: tokenizer, data, rewards."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlx.data import Limits, Prepared, Tokenizer, load_tokenizer, open_rows, prepare_rows
+from rlx.plan import Plan, context_length
+from rlx.rewards import Provider, RewardPanel
+from rlx_sdk import DataError, RewardContext
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Everything that can be read and checked before a model is loaded."""
+
+    tokenizer: Tokenizer
+    train: Prepared
+    held_out: Prepared | None
+    total_steps: int
+
+
+def read_inputs(plan: Plan) -> Inputs:
+    """Tokenizer and data of a plan.
+
+    Raises:
+        ModelError: no tokenizer.
+        DataError: the data cannot be used.
+    """
+    spec = plan.spec
+    tokenizer = load_tokenizer(spec.model.path, spec.model.chat_template, spec.model.trust_remote_code)
+    train = _prepare(plan, spec.data.path, tokenizer)
+    held_out = None
+    if isinstance(spec.data.eval, str):
+        held_out = _prepare(plan, spec.data.eval, tokenizer)
+    elif spec.data.eval:
+        train, held_out = train.split(spec.data.eval)
+    if spec.train.steps is not None:
+        return Inputs(tokenizer, train, held_out, spec.train.steps)
+    rows = len(train) * (spec.train.epochs or 1)
+    return Inputs(tokenizer, train, held_out, -(-rows // spec.train.batch_size))
+
+
+def _prepare(plan: Plan, path: str, tokenizer: Tokenizer) -> Prepared:
+    data, cache = plan.spec.data, Path(plan.spec.data.cache).expanduser()
+    try:
+        return prepare_rows(open_rows(path, cache), plan.needs.data, tokenizer, _limits(plan), data.columns, cache)
+    except DataError as error:
+        if plan.needs.data == plan.needs_with_rewards.data or "it has the columns" not in str(error):
+            raise
+        raise DataError(f"{error}\nOr give --reward NAME: {plan.algorithm.name} then works with prompts alone, on "
+                        "completions that it samples and ranks by the reward.") from error
+
+
+def _limits(plan: Plan) -> Limits:
+    spec = plan.spec
+    context = context_length(Path(spec.model.path).expanduser())
+    if plan.needs.data != "rollouts":
+        return Limits(spec.data.max_prompt, spec.data.max_length or context, spec.data.overlong)
+    left = None if context is None else context - spec.rollout.max_completion
+    return Limits(spec.data.max_prompt or left, None, spec.data.overlong)
+
+
+def build_rewards(plan: Plan, device: str = "cpu") -> RewardPanel:
+    """The rewards of a plan."""
+    context = RewardContext(device, plan.spec.run.seed)
+    return RewardPanel([Provider(chosen.name, chosen.entry.label, spec, chosen.build(context))
+                        for chosen, spec in zip(plan.rewards, plan.spec.rewards, strict=True)])

@@ -1,0 +1,68 @@
+"""What pydantic finds wrong with settings, in sentences a user can act on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from rlx.text import did_you_mean, listing
+
+_FLAGS = {"algo": ": give --algo NAME (rlx plugins lists them)", "data": ": give --data FILE"}
+
+
+def sentences(error: ValidationError, model: type[BaseModel], value: Any, prefix: str) -> list[str]:
+    """Pydantic's findings, one sentence a setting."""
+    found: dict[str, list[str]] = {}
+    for e in error.errors():
+        loc = e["loc"] if e["type"] in ("missing", "extra_forbidden") else _place(e["loc"], value)
+        where = (prefix + _dotted(loc)).rstrip(".")
+        what = f"'{where}'" if e["type"] in ("missing", "extra_forbidden", "value_error") else (
+            f"'{where}' = {e['input']!r:.60}")
+        found.setdefault(what, []).append(_finding(e, model, loc))
+    return [what + "; or".join(findings) for what, findings in found.items()]
+
+
+def _finding(error: Any, model: type[BaseModel], loc: tuple[Any, ...]) -> str:
+    """What is wrong with one setting, and the fix."""
+    kind, section = error["type"], _section(model, loc)
+    if kind == "missing":
+        return f" is missing{_FLAGS.get(loc[0], '')}"
+    if kind == "extra_forbidden":
+        known = list(parent.model_fields) if (parent := _section(model, loc[:-1])) else []
+        return f" is an unknown setting.{did_you_mean(str(loc[-1]), known)} (known: {listing(known, 20) or 'none'})"
+    if kind == "value_error":
+        return f": {error['ctx']['error']}"
+    if section and error["input"] is None:
+        return ": a section without settings; leave it out"
+    if section and isinstance(error["input"], str | int | float):  # most likely meant for the section's first setting
+        example = f"{{{next(iter(section.model_fields))}: {error['input']!s:.40}}}"
+        return f": write it as {f'[{example}]' if kind == 'tuple_type' else example}"
+    return f": {error['msg'][0].lower()}{error['msg'][1:]}"
+
+
+def _place(loc: tuple[Any, ...], value: Any) -> tuple[Any, ...]:
+    """The part of pydantic's location that is in the input; the rest names members of a union."""
+    for depth, part in enumerate(loc):
+        inside = part in value if isinstance(value, Mapping) else isinstance(value, list) and isinstance(part, int)
+        if not inside:
+            return loc[:depth]
+        value = value[part]
+    return loc
+
+
+def _dotted(loc: tuple[Any, ...]) -> str:
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc).removeprefix(".")
+
+
+def _section(model: type[BaseModel], loc: tuple[Any, ...]) -> type[BaseModel] | None:
+    here: Any = model
+    for part in loc:
+        if isinstance(part, int):
+            continue
+        field = here.model_fields.get(part) if isinstance(here, type) and issubclass(here, BaseModel) else None
+        here = field.annotation if field else None
+        arguments = getattr(here, "__args__", ())
+        here = next((a for a in arguments if isinstance(a, type) and issubclass(a, BaseModel)), here)
+    return here if isinstance(here, type) and issubclass(here, BaseModel) else None

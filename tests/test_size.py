@@ -1,0 +1,49 @@
+"""The core stays small enough to read: to add, simplify."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import rlx
+
+CORE = Path(rlx.__file__).parent
+PLUGINS = CORE.parents[1] / "plugins" / "rlx_plugins"
+SOURCES = {str(f.relative_to(CORE)): f.read_text(encoding="utf-8") for f in CORE.rglob("*.py")}
+NAMES = {"ppo", "dpo", "sft", "polite_length", "hf", "vllm", "wandb"}
+
+
+def code_lines(text: str) -> int:
+    """Lines that hold code: no blank lines, comments, docstrings or imports."""
+    prose: set[int] = set()
+    for node in ast.walk(ast.parse(text)):
+        is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        if is_text or isinstance(node, ast.Import | ast.ImportFrom):
+            prose.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    return sum(bool(line.strip()) and not line.lstrip().startswith("#") and number not in prose
+               for number, line in enumerate(text.splitlines(), 1))
+
+
+def test_core_is_under_3000_lines():
+    sizes = {name: code_lines(text) for name, text in SOURCES.items()}
+    assert sum(sizes.values()) < 3000, sizes
+
+
+def test_files_and_functions_are_short():
+    functions = [(name, node) for name, text in SOURCES.items() for node in ast.walk(ast.parse(text))
+                 if isinstance(node, ast.FunctionDef)]
+    assert [f"{name}: {f.name}" for name, f in functions if (f.end_lineno or 0) - f.lineno >= 60] == []
+    assert [name for name, text in SOURCES.items() if text.count("\n") > 300] == []
+
+
+def test_the_trainer_and_the_algorithms_stay_short():
+    assert code_lines(SOURCES["trainer.py"]) <= 150
+    algorithms = {f: code_lines((PLUGINS / f"{f}.py").read_text(encoding="utf-8")) for f in ("ppo", "dpo", "sft")}
+    assert max(algorithms.values()) <= 120, algorithms
+
+
+def test_core_compares_nothing_with_the_name_of_a_plugin():
+    compared = [f"{name}:{node.lineno}" for name, text in SOURCES.items() for node in ast.walk(ast.parse(text))
+                if isinstance(node, ast.Compare) and NAMES & {c.value for c in [node.left, *node.comparators]
+                                                             if isinstance(c, ast.Constant)}]
+    assert compared == []
