@@ -7,11 +7,11 @@ none.
 
 from __future__ import annotations
 
-import torch
-from pydantic import Field
-from torch import Tensor
+from typing import TYPE_CHECKING
 
-from rlx.ops import dpo_logits, dpo_sigmoid_loss, masked_sum
+from pydantic import Field
+
+from rlx import ops
 from rlx_sdk import (
     Algorithm,
     Batch,
@@ -26,6 +26,9 @@ from rlx_sdk import (
     Rollouts,
     Sequences,
 )
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 TIE = 1e-4
 """Nats below which two sides score alike: float32 noise of summed logprobs. A tie is not a win."""
@@ -58,7 +61,8 @@ class DPO(Algorithm[Rollouts | Pairs]):
         chosen, rejected = best_and_worst(data) if isinstance(data, Rollouts) else (data.chosen, data.rejected)
         reference = {f"ref_{name}": _sum_logprobs(ctx.reference, side)
                      for name, side in (("chosen", chosen), ("rejected", rejected))}
-        return Batch({"chosen": chosen, "rejected": rejected}, {"policy": torch.ones(len(chosen))}, reference,
+        ones = reference["ref_chosen"].new_ones(len(chosen))
+        return Batch({"chosen": chosen, "rejected": rejected}, {"policy": ones}, reference,
                      {"pairs": Mean(len(chosen), 1)})
 
     def loss(self, role: Role, rows: Batch, ctx: Context) -> Loss:
@@ -66,9 +70,9 @@ class DPO(Algorithm[Rollouts | Pairs]):
         chosen = _sum_logprobs(ctx.policy, rows.sequences["chosen"])
         rejected = _sum_logprobs(ctx.policy, rows.sequences["rejected"])
         ref_chosen, ref_rejected = rows.values["ref_chosen"], rows.values["ref_rejected"]
-        h = dpo_logits(chosen, rejected, ref_chosen, ref_rejected)
+        h = ops.dpo_logits(chosen, rejected, ref_chosen, ref_rejected)
         beta, n = self.options.beta, len(h)
-        return Loss(dpo_sigmoid_loss(h, beta, self.options.label_smoothing), {
+        return Loss(ops.dpo_sigmoid_loss(h, beta, self.options.label_smoothing), {
             "rewards/chosen": Mean(beta * (chosen - ref_chosen).sum(), n),
             "rewards/rejected": Mean(beta * (rejected - ref_rejected).sum(), n),
             "rewards/margin": Mean(beta * h.sum(), n),
@@ -79,7 +83,7 @@ class DPO(Algorithm[Rollouts | Pairs]):
 
 
 def _sum_logprobs(model: LanguageModel, seqs: Sequences) -> Tensor:
-    return masked_sum(model.logprobs(seqs), seqs.mask, dim=1)
+    return ops.masked_sum(model.logprobs(seqs), seqs.mask, dim=1)
 
 
 def best_and_worst(rollouts: Rollouts) -> tuple[Sequences, Sequences]:
@@ -90,5 +94,4 @@ def best_and_worst(rollouts: Rollouts) -> tuple[Sequences, Sequences]:
         if len(rows) and rollouts.rewards[rows].max() > rollouts.rewards[rows].min():
             best.append(rows[rollouts.rewards[rows].argmax()])
             worst.append(rows[rollouts.rewards[rows].argmin()])
-    pick = [torch.tensor(side, dtype=torch.long) for side in (best, worst)]
-    return rollouts.seqs[pick[0]], rollouts.seqs[pick[1]]
+    return rollouts.seqs[rollouts.group.new_tensor(best)], rollouts.seqs[rollouts.group.new_tensor(worst)]

@@ -7,18 +7,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from pydantic import Field
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
-from rlx_sdk import Config, Fingerprint, Generation, Request, RolloutContext
-
-
-class HFOptions(Config):
-    """Memory against speed."""
-
-    batch_tokens: int = Field(65_536, ge=1)
-    """Tokens generated side by side: rows times the longest prompt and completion. The KV cache grows with it."""
+from rlx_plugins.options import HFOptions
+from rlx_sdk import Fingerprint, Generation, Request, RolloutContext
 
 
 class HFRollout:
@@ -77,9 +70,8 @@ class HFRollout:
         uniforms = torch.cat([_uniforms(r) for r in requests]).to(device)
         sampler = _Sampler(uniforms, sampling.temperature, sampling.top_p)
         config = GenerationConfig(  # type: ignore[no-untyped-call]
-                                  max_new_tokens=sampling.max_tokens, do_sample=False, use_cache=True,
-                                  eos_token_id=list(self._context.stop_token_ids),
-                                  pad_token_id=self._context.pad_token_id)
+            max_new_tokens=sampling.max_tokens, do_sample=False, use_cache=True,
+            eos_token_id=list(self._context.stop_token_ids), pad_token_id=self._context.pad_token_id)
         with _bare_generation_config(self._context.policy):
             out = self._context.policy.generate(
                 input_ids=tokens.to(device), attention_mask=attention.to(device), generation_config=config,
@@ -125,7 +117,7 @@ class _Sampler(LogitsProcessor):
         u = self._uniforms[:, len(self.logprobs)] * kept
         place = torch.searchsorted(mass, u[:, None], right=True).clamp(max=mass.shape[1] - 1)
         token = place if ids is None else ids.gather(1, place)
-        self.logprobs.append(logp.gather(1, token)[:, 0].cpu())
+        self.logprobs.append(logp.gather(1, token)[:, 0])
         return torch.full_like(scores, -torch.inf).scatter_(1, token, 0.0)
 
 

@@ -8,29 +8,16 @@ coefficient.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
-import torch
 from pydantic import Field, model_validator
-from torch import Tensor
 
-from rlx.ops import (
-    LOG_RATIO_LIMIT,
-    Aggregation,
-    KLEstimator,
-    adapt_kl_coef,
-    aggregate_rows,
-    gae,
-    kl_estimate,
-    masked_sum,
-    policy_loss,
-    row_weights,
-    token_rewards,
-    truncated_importance,
-    value_loss,
-    whiten,
-)
+from rlx import ops
+from rlx.ops import Aggregation, KLEstimator
 from rlx_sdk import Algorithm, Batch, Config, Context, Loss, Mean, Metric, Needs, Role, Rollouts, Sequences
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class KLConfig(Config):
@@ -107,35 +94,35 @@ class PPO(Algorithm[Rollouts]):
         seqs, scores = data.seqs[data.judged], data.rewards[data.judged]
         rollout_logprobs = seqs.per_token["rollout_logprobs"]
         old_logprobs = rollout_logprobs if ctx.exact_rollouts else ctx.policy.logprobs(seqs)
-        rewards = token_rewards(scores, seqs.mask)
+        rewards = ops.token_rewards(scores, seqs.mask)
         extra: dict[str, Tensor] = {}
         metrics: dict[str, Metric] = {}
         if o.kl.coef:
             extra["ref_logprobs"] = ctx.reference.logprobs(seqs)
             metrics = self._kl_metrics(old_logprobs - extra["ref_logprobs"], seqs.mask)
             if o.kl.where == "reward":
-                kl = kl_estimate(old_logprobs, extra["ref_logprobs"], o.kl.estimator)
+                kl = ops.kl_estimate(old_logprobs, extra["ref_logprobs"], o.kl.estimator)
                 rewards = rewards - self.kl_coef * kl * seqs.mask
         if not ctx.exact_rollouts:
-            extra["importance"] = truncated_importance(old_logprobs, rollout_logprobs, o.importance_limit)
+            extra["importance"] = ops.truncated_importance(old_logprobs, rollout_logprobs, o.importance_limit)
         values = ctx.critic.values(seqs)
-        advantages, returns = gae(rewards, values, seqs.mask, o.gamma, o.lam)
+        advantages, returns = ops.gae(rewards, values, seqs.mask, o.gamma, o.lam)
         if o.whiten_advantages:
-            advantages = whiten(advantages, seqs.mask, ctx.all_sum)
+            advantages = ops.whiten(advantages, seqs.mask, ctx.all_sum)
         seqs = seqs.with_(old_logprobs=old_logprobs, advantages=advantages, old_values=values, returns=returns, **extra)
-        weight: dict[Role, Tensor] = {"policy": row_weights(seqs.mask, o.aggregation),
-                                      "critic": row_weights(seqs.mask, "token-mean")}
-        metrics["completions"] = Mean(ctx.all_sum(torch.tensor(len(seqs))), 1)
+        weight: dict[Role, Tensor] = {"policy": ops.row_weights(seqs.mask, o.aggregation),
+                                      "critic": ops.row_weights(seqs.mask, "token-mean")}
+        metrics["completions"] = Mean(ctx.all_sum(seqs.length.new_tensor(len(seqs))), 1)
         return Batch({"completion": seqs}, weight, metrics=metrics)
 
     def _kl_metrics(self, log_ratio: Tensor, mask: Tensor) -> dict[str, Metric]:
         """The KL (k1) a completion and a token, and how often k3 clamped its exponent."""
-        total, tokens = masked_sum(log_ratio, mask), mask.sum()
+        total, tokens = ops.masked_sum(log_ratio, mask), mask.sum()
         metrics: dict[str, Metric] = {"kl/mean": Mean(total, len(mask)), "kl/token": Mean(total, tokens),
                                       "kl/coef": Mean(self.kl_coef, 1)}
         if self.options.kl.estimator == "k3":
-            beyond = (log_ratio.abs() > LOG_RATIO_LIMIT).float()
-            metrics["kl/clamped"] = Mean(masked_sum(beyond, mask), tokens)
+            beyond = (log_ratio.abs() > ops.LOG_RATIO_LIMIT).float()
+            metrics["kl/clamped"] = Mean(ops.masked_sum(beyond, mask), tokens)
         return metrics
 
     def loss(self, role: Role, rows: Batch, ctx: Context) -> Loss:
@@ -147,26 +134,26 @@ class PPO(Algorithm[Rollouts]):
         o, mask, known = self.options, seqs.mask, seqs.per_token
         logprobs, entropy = ctx.policy.logprobs_and_entropy(seqs)
         old_logprobs = logprobs.detach() if ctx.single_update else known["old_logprobs"]
-        clipped = policy_loss(logprobs, old_logprobs, known["advantages"], o.clip_low, o.clip_high, o.dual_clip)
+        clipped = ops.policy_loss(logprobs, old_logprobs, known["advantages"], o.clip_low, o.clip_high, o.dual_clip)
         loss = clipped.loss * known["importance"] if "importance" in known else clipped.loss
         if o.entropy_coef:
             loss = loss - o.entropy_coef * entropy
         if o.kl.coef and o.kl.where == "loss":
-            loss = loss + self.kl_coef * kl_estimate(logprobs, known["ref_logprobs"], o.kl.estimator)
+            loss = loss + self.kl_coef * ops.kl_estimate(logprobs, known["ref_logprobs"], o.kl.estimator)
         tokens = mask.sum()
-        return Loss(aggregate_rows(loss, mask, o.aggregation, ctx.max_completion), {
-            "policy/clip_fraction": Mean(masked_sum(clipped.clipped.float(), mask), tokens),
-            "policy/dual_clip_fraction": Mean(masked_sum(clipped.dual_clipped.float(), mask), tokens),
-            "policy/ratio": Mean(masked_sum(clipped.ratio, mask), tokens),
-            "policy/entropy": Mean(masked_sum(entropy, mask), tokens),
+        return Loss(ops.aggregate_rows(loss, mask, o.aggregation, ctx.max_completion), {
+            "policy/clip_fraction": Mean(ops.masked_sum(clipped.clipped.float(), mask), tokens),
+            "policy/dual_clip_fraction": Mean(ops.masked_sum(clipped.dual_clipped.float(), mask), tokens),
+            "policy/ratio": Mean(ops.masked_sum(clipped.ratio, mask), tokens),
+            "policy/entropy": Mean(ops.masked_sum(entropy, mask), tokens),
         })
 
     def _value_loss(self, seqs: Sequences, ctx: Context) -> Loss:
         known, values = seqs.per_token, ctx.critic.values(seqs)
-        loss = value_loss(values, known["old_values"], known["returns"], self.options.value_clip)
-        return Loss(aggregate_rows(loss, seqs.mask, "token-mean"),
-                    {"critic/value": Mean(masked_sum(values, seqs.mask), seqs.mask.sum()),
-                     "critic/return": Mean(masked_sum(known["returns"], seqs.mask), seqs.mask.sum())})
+        loss = ops.value_loss(values, known["old_values"], known["returns"], self.options.value_clip)
+        return Loss(ops.aggregate_rows(loss, seqs.mask, "token-mean"),
+                    {"critic/value": Mean(ops.masked_sum(values, seqs.mask), seqs.mask.sum()),
+                     "critic/return": Mean(ops.masked_sum(known["returns"], seqs.mask), seqs.mask.sum())})
 
     def trains(self, role: Role, step: int) -> bool:
         """The policy waits for the critic."""
@@ -176,7 +163,7 @@ class PPO(Algorithm[Rollouts]):
         """The KL coefficient moves towards its target."""
         kl = self.options.kl
         if kl.target is not None and kl.horizon is not None and "kl/mean" in metrics:
-            self.kl_coef = adapt_kl_coef(self.kl_coef, metrics["kl/mean"], kl.target, kl.horizon,
+            self.kl_coef = ops.adapt_kl_coef(self.kl_coef, metrics["kl/mean"], kl.target, kl.horizon,
                                          metrics["completions"])
 
     def state_dict(self) -> dict[str, Any]:

@@ -5,7 +5,7 @@ The loss is the mean negative log-likelihood over target tokens of the whole bat
 
 from __future__ import annotations
 
-from rlx.ops import aggregate_rows, masked_sum, row_weights
+from rlx import ops
 from rlx_sdk import Algorithm, Batch, Config, Context, Demonstrations, Loss, Mean, Needs, Role
 
 
@@ -26,13 +26,13 @@ class SFT(Algorithm[Demonstrations]):
 
     def prepare(self, data: Demonstrations, ctx: Context) -> Batch:
         """Each row weighs as many target tokens as it has."""
-        return Batch({"answer": data.seqs}, {"policy": row_weights(data.seqs.mask, "token-mean")})
+        return Batch({"answer": data.seqs}, {"policy": ops.row_weights(data.seqs.mask, "token-mean")})
 
     def loss(self, role: Role, rows: Batch, ctx: Context) -> Loss:
         """``−mean log p`` a row."""
         answer = rows.sequences["answer"]
         logprobs = ctx.policy.logprobs(answer)
         return Loss(
-            aggregate_rows(-logprobs, answer.mask, "token-mean"),
-            {"logprobs/answer": Mean(masked_sum(logprobs, answer.mask), answer.mask.sum())},
+            ops.aggregate_rows(-logprobs, answer.mask, "token-mean"),
+            {"logprobs/answer": Mean(ops.masked_sum(logprobs, answer.mask), answer.mask.sum())},
         )

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
-import wandb
-
 from rlx_sdk import Config, TrackerContext
 
 
@@ -26,6 +24,9 @@ class WandbTracker:
 
     def __init__(self, options: WandbOptions, context: TrackerContext) -> None:
         """Start the run, or go on with that of an earlier part."""
+        import wandb
+
+        self._wandb = wandb
         self._run = wandb.init(
             project=options.project, entity=options.entity, mode=options.mode, name=context.run_name,
             dir=str(context.run_dir), config=dict(context.spec), resume="allow", id=(context.state or {}).get("id"))
@@ -40,9 +41,8 @@ class WandbTracker:
         """A table of samples."""
         rows = list(table)
         if rows:
-            columns: list[str | int] = list(rows[0])
-            cells = [[row.get(str(c)) for c in columns] for row in rows]
-            self._run.log({"step": step, "samples": wandb.Table(columns, cells)})
+            table = self._wandb.Table(list(rows[0]), [list(row.values()) for row in rows])
+            self._run.log({"step": step, "samples": table})
 
     def state_dict(self) -> dict[str, Any]:
         """The wandb run's id."""

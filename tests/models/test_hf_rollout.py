@@ -9,7 +9,8 @@ from transformers import GenerationConfig
 
 from rlx.batching import pad_sequences
 from rlx.models import CausalLM
-from rlx_plugins.hf_rollout import HFOptions, HFRollout
+from rlx_plugins.hf_rollout import HFRollout
+from rlx_plugins.options import HFOptions
 from rlx_sdk import Request, RolloutContext, Sampling
 
 STOPS = (5, 23, 41)

@@ -1,14 +1,25 @@
 """The formulas: pure torch functions, one paper or definition each, shared by the algorithms.
 
 All tensors follow the convention of `rlx_sdk.data`: entry ``t`` of a ``[B, T]`` tensor describes token ``t``.
+
+Write ``from rlx import ops`` and ``ops.gae(…)``: torch is then loaded by the first formula that runs, not by reading an
+algorithm's options.
 """
 
-from rlx.ops.advantages import gae, token_rewards
-from rlx.ops.aggregate import AGGREGATIONS, Aggregation, aggregate_rows, row_weights
-from rlx.ops.kl import KL_ESTIMATORS, KLEstimator, adapt_kl_coef, kl_estimate
-from rlx.ops.masked import LOG_RATIO_LIMIT, clamped_exp, masked_mean, masked_sum, whiten
-from rlx.ops.ppo import PolicyLoss, policy_loss, truncated_importance, value_loss
-from rlx.ops.preference import dpo_logits, dpo_sigmoid_loss
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from rlx.ops.options import AGGREGATIONS, KL_ESTIMATORS, Aggregation, KLEstimator
+
+if TYPE_CHECKING:
+    from rlx.ops.advantages import gae, token_rewards
+    from rlx.ops.aggregate import aggregate_rows, row_weights
+    from rlx.ops.kl import adapt_kl_coef, kl_estimate
+    from rlx.ops.masked import LOG_RATIO_LIMIT, clamped_exp, masked_mean, masked_sum, whiten
+    from rlx.ops.ppo import PolicyLoss, policy_loss, truncated_importance, value_loss
+    from rlx.ops.preference import dpo_logits, dpo_sigmoid_loss
 
 __all__ = [
     "AGGREGATIONS",
@@ -33,3 +44,13 @@ __all__ = [
     "value_loss",
     "whiten",
 ]
+_MODULES = ("advantages", "aggregate", "kl", "masked", "ppo", "preference")
+
+
+def __getattr__(name: str) -> Any:
+    """Find a formula in its module when it is first asked for."""
+    for module in (importlib.import_module(f"rlx.ops.{m}") for m in _MODULES if name in __all__):
+        if hasattr(module, name):
+            globals()[name] = getattr(module, name)
+            return globals()[name]
+    raise AttributeError(f"module 'rlx.ops' has no attribute '{name}'")

@@ -7,15 +7,11 @@ seq-mean-token-mean 3, seq-mean-token-sum-norm (÷ 4) 1.25.
 
 from __future__ import annotations
 
-from typing import Literal, get_args
-
 import torch
 from torch import Tensor
 
 from rlx.ops.masked import masked_mean, masked_sum
-
-Aggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
-AGGREGATIONS: tuple[Aggregation, ...] = get_args(Aggregation)
+from rlx.ops.options import Aggregation
 
 
 def aggregate_rows(losses: Tensor, mask: Tensor, mode: Aggregation, norm: int = 1) -> Tensor:

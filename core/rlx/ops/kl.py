@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
-
 import torch
 from torch import Tensor
 
 from rlx.ops.masked import LOG_RATIO_LIMIT
-
-KLEstimator = Literal["k1", "k2", "k3"]
-KL_ESTIMATORS: tuple[KLEstimator, ...] = get_args(KLEstimator)
+from rlx.ops.options import KLEstimator
 
 
 def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, estimator: KLEstimator = "k1") -> Tensor:
