@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -58,6 +59,7 @@ def start_distributed(device: str) -> Ranks:
             store = torch.distributed.HashStore()  # type: ignore[attr-defined]
             backend = "nccl" if device.startswith("cuda") else "gloo"
             torch.distributed.init_process_group(backend, store=store, rank=0, world_size=1)
+            atexit.register(torch.distributed.destroy_process_group)
             os.environ.setdefault("LOCAL_RANK", "0")  # DeepSpeed insists on it
             deepspeed.init_distributed(dist_backend=backend, verbose=False)
     return Ranks(torch.distributed.get_rank(), torch.distributed.get_world_size())
