@@ -22,7 +22,6 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 JOB: dict[str, Any] = {
     "algo": "ppo", "reward": "polite_length",
-    "data": None,
     "rollout": {"max_completion": 64},
     "train": {"batch_size": 32, "minibatches": 2, "update_epochs": 2, "micro_tokens": 4096},
 }
@@ -35,7 +34,7 @@ def _benchmarks() -> None:
 
 @app.command()
 def ppo(steps: Annotated[int, typer.Option(help="Steps measured, after one of warm-up.")] = 5,
-        out: Annotated[Path | None, typer.Option("--json", help="Write the figures to this file, too.")] = None) -> None:
+        out: Annotated[Path | None, typer.Option("--json", help="Also write the figures to this file.")] = None) -> None:
     """Seconds a step, tokens a second, peak memory, time by phase."""
     with tempfile.TemporaryDirectory() as folder:
         job = {**JOB, "train": {**JOB["train"], "steps": steps + 1}}
