@@ -34,7 +34,7 @@ def _benchmarks() -> None:
 
 @app.command()
 def ppo(steps: Annotated[int, typer.Option(help="Steps measured, after one of warm-up.")] = 5,
-        out: Annotated[Path | None, typer.Option("--json", help="Also write the figures to this file.")] = None) -> None:
+        out: Annotated[Path | None, typer.Option("--json", help="Also write them to this file.")] = None) -> None:
     """Seconds a step, tokens a second, peak memory, time by phase."""
     with tempfile.TemporaryDirectory() as folder:
         job = {**JOB, "train": {**JOB["train"], "steps": steps + 1}}

@@ -18,11 +18,6 @@ def library_log(path: Path | None) -> Iterator[None]:
 
     What plugins print lands there too; rlx itself writes to streams it took before.
     """
-    with silent_stderr():  # DeepSpeed tries the linker for ops that rlx does not use
-        import deepspeed  # noqa: F401 - else transformers imports it, loudly
-    from transformers.utils import logging as transformers_logging
-
-    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     with contextlib.ExitStack() as stack:
         stream = stack.enter_context(open(path or os.devnull, "a", encoding="utf-8", buffering=1))
         handler = logging.StreamHandler(stream)
@@ -31,6 +26,10 @@ def library_log(path: Path | None) -> Iterator[None]:
         stack.enter_context(contextlib.redirect_stderr(stream))
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("default")
+        import deepspeed  # noqa: F401 - it speaks when it is imported
+        from transformers.utils import logging as transformers_logging
+
+        transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         logging.captureWarnings(True)
         stack.callback(logging.captureWarnings, False)
         for name in NOISY:

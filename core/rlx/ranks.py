@@ -11,6 +11,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from rlx.logs import silent_stderr
+
 T = TypeVar("T")
 
 
@@ -51,7 +53,8 @@ def start_distributed(device: str) -> Ranks:
     import deepspeed
 
     # Without a GPU, DeepSpeed would compile a shared-memory op, which needs a compiler; gloo serves as well.
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    with silent_stderr():  # the first look at this table tries the linker for every op there is
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     if not torch.distributed.is_initialized():
         if "RANK" in os.environ:
             deepspeed.init_distributed(dist_backend="nccl" if device.startswith("cuda") else "gloo", verbose=False)
