@@ -25,7 +25,7 @@ def describe_plugin(name: str) -> list[dict[str, Any]]:
         raise PluginError(f"no plugin '{name}'.{did_you_mean(name, known)} (rlx plugins lists {len(known)})"
                           f"{registry.broken_note()}")
     return [{"kind": kind, "name": e.name, "package": e.package, "version": e.version, "summary": e.plugin.summary,
-             "missing": e.missing(), "options": {} if e.missing() else e.call("config").model_json_schema()}
+             "missing": e.missing(), "options": e.call("config").model_json_schema()}
             for kind, e in entries]
 
 

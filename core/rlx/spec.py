@@ -52,7 +52,7 @@ class DataSpec(Section):
     """The training data."""
 
     path: str
-    """A parquet or jsonl file."""
+    """A parquet or jsonl file, or hf:NAME through the datasets package."""
     columns: dict[str, str] = {}
     """rlx's column name: the file's, e.g. prompt: Question."""
     max_prompt: int | None = Field(None, ge=1)

@@ -52,13 +52,20 @@ def rlx_rewards() -> list[RewardPlugin]:
 
 @hookimpl
 def rlx_rollouts() -> list[RolloutPlugin]:
-    """HF generate."""
+    """HF generate and vLLM."""
     return [
         RolloutPlugin(
             name="hf",
             summary="HF generate with the trainer's own weights; needs nothing installed",
-            config=lazy("rlx_plugins.hf_rollout:HFOptions").resolve,
+            config=lazy("rlx_plugins.options:HFOptions").resolve,
             build=lazy("rlx_plugins.hf_rollout:HFRollout"),
+        ),
+        RolloutPlugin(
+            name="vllm",
+            summary="vLLM in the same process and on the same GPU, each weight update proven",
+            config=lazy("rlx_plugins.options:VLLMOptions").resolve,
+            build=lazy("rlx_plugins.vllm_rollout:VLLMRollout"),
+            requires={"vllm": "rlx[vllm]"},
         ),
     ]
 

@@ -41,8 +41,8 @@ class WandbTracker:
         """A table of samples."""
         rows = list(table)
         if rows:
-            table = self._wandb.Table(list(rows[0]), [list(row.values()) for row in rows])
-            self._run.log({"step": step, "samples": table})
+            shown = self._wandb.Table(list(rows[0]), [list(row.values()) for row in rows])
+            self._run.log({"step": step, "samples": shown})
 
     def state_dict(self) -> dict[str, Any]:
         """The wandb run's id."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib.util
 import json
 import os
 import tempfile
@@ -24,6 +25,7 @@ from rlx.text import did_you_mean
 from rlx_sdk import DataError
 
 BATCH_ROWS = 1024
+HUB = "hf:"
 LINE_COLUMN = "__json_line__"
 _JSONL = pa.schema([(LINE_COLUMN, pa.large_string())])
 
@@ -54,11 +56,13 @@ class Rows:
 
 
 def open_rows(path: str, cache_dir: Path) -> Rows:
-    """Open a parquet or jsonl file.
+    """Open a parquet or jsonl file, or ``hf:NAME`` (``hf:NAME@SPLIT``) through the datasets package.
 
     Raises:
         DataError: no such file, an unknown kind, no rows, or a line that is not a JSON object (with its number).
     """
+    if path.startswith(HUB):
+        return _open_dataset(path, cache_dir)
     file = _find(path)
     convert = _CONVERTERS.get(file.suffix.lower())
     if convert is None:
@@ -72,6 +76,28 @@ def open_rows(path: str, cache_dir: Path) -> Rows:
     if columns == (LINE_COLUMN,):
         columns = tuple(json.loads(table.column(0)[0].as_py()))
     return Rows(path, fingerprint, columns, table)
+
+
+def _open_dataset(path: str, cache_dir: Path) -> Rows:
+    """A data set of the hub, or a folder that ``Dataset.save_to_disk`` wrote."""
+    name, _, split = path.removeprefix(HUB).partition("@")
+    if importlib.util.find_spec("datasets") is None:
+        raise DataError(f"data '{path}' needs the package 'datasets', which is not installed: pip install "
+                        "'rlx[datasets]'")
+    import datasets
+
+    try:
+        found = datasets.load_from_disk(name) if Path(name).is_dir() else datasets.load_dataset(name)
+        found = found[split or "train"] if isinstance(found, dict) else found
+    except Exception as error:  # the hub's, the network's, a script's
+        raise DataError(f"data '{path}' cannot be had through datasets: {type(error).__name__}: {error}") from error
+    fingerprint = hashlib.sha256(f"{name} {split} {len(found)} {found._fingerprint}".encode()).hexdigest()
+    schema = found.with_format("arrow")[:0].schema.remove_metadata()
+    table = cached_table(cache_dir / f"rows-{fingerprint[:32]}.arrow", lambda: (schema, (
+        batch for part in found.with_format("arrow").iter(BATCH_ROWS) for batch in part.cast(schema).to_batches())))
+    if not table.num_rows:
+        raise DataError(f"data '{path}' has 0 rows; there is nothing to train on.")
+    return Rows(path, fingerprint, tuple(table.column_names), table)
 
 
 def cached_table(cached: Path, make: Callable[[], tuple[pa.Schema, Iterator[pa.RecordBatch]]]) -> pa.Table:

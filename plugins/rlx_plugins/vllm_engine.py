@@ -1,0 +1,186 @@
+"""The one place that knows vLLM's calls, of versions 0.20 to 0.32, and what they do beside what they say."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import random
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlx_sdk import InputError, ModelError, Request
+
+CPU_KV_CACHE = 2 << 30
+"""Bytes of KV cache on a CPU; vLLM's own VLLM_CPU_KVCACHE_SPACE, in GiB, overrides it."""
+
+
+class Engine:
+    """An engine in this process."""
+
+    def __init__(self, config: Any, device: str, dtype: torch.dtype, length: int, *, size: int, eager: bool | None,
+                 memory: float | None) -> None:
+        """Start with random weights from the config alone: the first `load` brings the true ones anyway.
+
+        Args:
+            config: of the HF model.
+            device: where it runs: the CPU, or the current GPU.
+            dtype: of weights and activations.
+            length: of prompt and completion together, in tokens.
+            size: weights of the policy, to foresee what training will still allocate.
+            eager: start without compiling and capturing CUDA graphs; None does so on a CPU.
+            memory: part of the GPU; None takes most of what is free.
+        """
+        self._asleep: set[str] = set()
+        self._gpu, self._guest = device != "cpu", torch.distributed.is_initialized()
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+        os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "0")  # else it logs to standard output
+        logging.getLogger("vllm").setLevel(logging.ERROR)  # it warns of much that is as it should be
+        eager = not self._gpu if eager is None else eager
+        with _untouched(), tempfile.TemporaryDirectory() as folder:
+            import vllm
+
+            config.save_pretrained(folder)
+            self._llm = vllm.LLM(
+                folder, load_format="dummy", skip_tokenizer_init=True, generation_config="vllm", dtype=dtype,
+                max_model_len=length, enforce_eager=eager, logprobs_mode="processed_logprobs",
+                **(_gpu_memory(memory, size) if self._gpu else _cpu_memory()))
+            self._model = self._llm.apply_model(lambda model: model)[0]
+        problem = self._refusal(config.architectures[0])
+        if problem:
+            self.close()
+            raise ModelError(f"vllm {problem}. Use --rollout hf.")
+
+    def _refusal(self, architecture: str) -> str | None:
+        """Why its samples, or the trainer beside it, would be wrong, though weights are taken without complaint."""
+        if type(self._model).__module__.startswith("vllm.model_executor.models.transformers"):
+            return f"has no {architecture} of its own; it would change the class of the very model that is trained"
+        if not self._gpu and any(hasattr(module, "w13_weight") for module in self._model.modules()):
+            return f"on a CPU goes on sampling with the old experts of {architecture} when it is given new weights"
+        return None
+
+    def add(self, requests: Sequence[Request], settings: Sequence[Any]) -> None:
+        """Queue requests under their index."""
+        for i, (request, chosen) in enumerate(zip(requests, settings, strict=True)):
+            self._llm.llm_engine.add_request(str(i), {"prompt_token_ids": list(request.tokens)}, chosen)
+
+    def step(self) -> list[Any]:
+        """One token for every running request; those that are done."""
+        with _untouched():
+            return [output for output in self._llm.llm_engine.step() if output.finished]
+
+    def abort(self, ids: Iterable[str]) -> None:
+        """Drop requests."""
+        self._llm.llm_engine.abort_request(list(ids))
+
+    def load(self, weights: Iterator[tuple[str, Tensor]]) -> set[str]:
+        """Replace all weights; returns the engine's own names of those that it found in what was given."""
+        loaded: set[str] = set()
+        load_weights = self._model.load_weights
+
+        def spy(given: Iterable[tuple[str, Tensor]]) -> Any:
+            names = load_weights(given)
+            loaded.update(names)
+            return names
+
+        self._model.load_weights = spy
+        try:
+            self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
+        finally:
+            del self._model.load_weights
+        self._refresh_packed_heads()
+        return loaded
+
+    def _refresh_packed_heads(self) -> None:
+        """On a CPU a tied head keeps a packed copy of the embedding, which reloading forgets."""
+        for module in self._model.modules():
+            if hasattr(module, "cpu_linear") and type(module).__name__ == "ParallelLMHead":
+                module.quant_method.process_weights_after_loading(module)
+
+    def parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """What it holds, by its own names; a tied head comes once."""
+        yield from self._model.named_parameters()
+
+    def forget_prompts(self) -> bool:
+        """Empty the prefix cache: keys and values of old weights. False if a running request holds on to it."""
+        return self._llm.reset_prefix_cache() is True
+
+    def sleep(self) -> bool:
+        """Give back weights and KV cache; false on a CPU, where it stays as it is."""
+        if self._gpu and not self._asleep:
+            self._llm.sleep(level=2)
+            self._asleep = {"weights", "kv_cache"}
+        return self._gpu
+
+    def wake(self, what: str) -> None:
+        """Take the memory of ``weights`` or ``kv_cache`` again; its content is lost."""
+        if what in self._asleep:
+            torch.cuda.empty_cache()  # what training has freed is else not free for others
+            self._llm.wake_up(tags=[what])
+            self._asleep.discard(what)
+
+    def close(self) -> None:
+        """Stop, without destroying a default process group that was there before: the trainer shares it."""
+        destroy = torch.distributed.destroy_process_group
+        if self._guest:
+            torch.distributed.destroy_process_group = lambda group=None: None if group is None else destroy(group)
+        try:
+            self._llm.llm_engine.engine_core.shutdown()
+        finally:
+            torch.distributed.destroy_process_group = destroy
+
+
+def _cpu_memory() -> dict[str, Any]:
+    """Settings on a CPU. Weights stay unpacked there, so that they can be summed."""
+    from vllm import _custom_ops
+
+    _custom_ops._supports_onednn = False
+    return {"kv_cache_memory_bytes": CPU_KV_CACHE}
+
+
+def _gpu_memory(part: float | None, size: int) -> dict[str, Any]:
+    """Settings on a GPU: by default most of what is free, less the Adam moments of policy and critic, made later."""
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info()
+    part = part or max(0.2 * free, 0.8 * (free - 16 * size)) / total
+    print(f"vllm: takes {part * total / 2**30:.1f} GiB while it samples; {free / 2**30:.1f} of {total / 2**30:.1f} GiB "
+          "are free", file=sys.stderr)
+    return {"gpu_memory_utilization": part, "enable_sleep_mode": True}
+
+
+def sampling_params(request: Request, stops: list[int]) -> Any:
+    """How vLLM is to sample; other ends of a text than the given ids, such as the model's own, do not count."""
+    from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+    sampling = request.sampling
+    try:
+        return SamplingParams(
+            n=request.n, seed=_spread(request.seed), temperature=sampling.temperature, max_tokens=sampling.max_tokens,
+            logprobs=0, stop_token_ids=stops, ignore_eos=True, detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY)
+    except Exception as error:  # its own kind of error for a number out of range
+        raise InputError(f"vllm: {error}") from error
+
+
+@contextlib.contextmanager
+def _untouched() -> Iterator[None]:
+    """Leave every random generator as it was: vLLM seeds them when it starts and draws from them when it samples."""
+    states, threads = (random.getstate(), np.random.get_state()), torch.set_num_threads
+    try:
+        with torch.random.fork_rng(devices=[torch.cuda.current_device()] if torch.cuda.is_available() else []):
+            yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.set_num_threads = threads  # vLLM makes it a no-op on a CPU
+
+
+def _spread(seed: int) -> int:
+    """Neighbouring seeds would share random numbers: for a request's completions vLLM counts on from its seed."""
+    return int(np.random.SeedSequence(seed).generate_state(1, np.uint64)[0] >> 2)

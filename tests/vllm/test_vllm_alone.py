@@ -1,0 +1,86 @@
+"""What needs an engine of its own: starting, refusing, whole runs."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import random
+
+import numpy as np
+import pytest
+import torch
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+import rlx
+from rlx.ranks import start_distributed
+from rlx_sdk import ModelError, RolloutContext
+
+if importlib.util.find_spec("vllm") is None:
+    pytest.skip("vllm is not installed (.ci/install-vllm installs it for the CPU)", allow_module_level=True)
+
+from rlx_plugins.options import VLLMOptions
+from rlx_plugins.ppo import PPO
+from rlx_plugins.vllm_rollout import VLLMRollout
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # vLLM's imports and kernels warn of much
+
+
+@pytest.fixture
+def make():
+    """Makes a small policy of some architecture, and a backend for it, beside a trainer's process group."""
+    start_distributed("cpu")
+
+    def make(kind, **options):
+        policy = AutoModelForCausalLM.from_config(CONFIG_MAPPING[kind](
+            hidden_size=128, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2,
+            vocab_size=99, max_position_embeddings=64, pad_token_id=0, bos_token_id=None, eos_token_id=None,
+            **options))
+        return policy, VLLMRollout(VLLMOptions(), RolloutContext(policy, "", (5,), 0, "cpu", "float32", 64))
+
+    return make
+
+
+@pytest.mark.parametrize(("kind", "options", "message"), [
+    ("qwen3_moe", {"num_experts": 4, "moe_intermediate_size": 64, "head_dim": 32}, "the old experts of Qwen3Moe"),
+    ("olmo2", {}, "vllm has no Olmo2ForCausalLM of its own"),
+])
+def test_models_whose_samples_could_not_be_trusted_are_refused(make, kind, options, message):
+    policy, backend = make(kind, **options)
+    with pytest.raises(ModelError, match=message):
+        backend.sync(policy.named_parameters(), 0)
+    assert torch.distributed.is_initialized()
+
+
+def test_starting_and_closing_are_silent_and_change_nothing_of_the_trainer_s(make, capfd):
+    policy, backend = make("llama")
+    for seed in (torch.manual_seed, np.random.seed, random.seed):
+        seed(3)
+    before, threads = torch.get_rng_state(), torch.set_num_threads
+    others = np.random.get_state()[1].tolist(), random.getstate()
+    backend.sync(policy.named_parameters(), 0)
+    backend.close()
+    assert torch.equal(before, torch.get_rng_state())
+    assert others == (np.random.get_state()[1].tolist(), random.getstate())
+    assert torch.set_num_threads is threads
+    assert torch.distributed.is_initialized()
+    assert capfd.readouterr().out == ""
+
+
+@pytest.mark.parametrize("backend", ["vllm", "hf"])
+def test_a_run_trains_on_samples_of_its_current_policy(tmp_path, monkeypatch, backend):
+    """Twice in one process: closing the engine leaves what the trainer shares with it."""
+    differences, prepare = [], PPO.prepare
+
+    def spy(algorithm, data, ctx):
+        differences.append(ctx.policy.logprobs(data.seqs) - data.seqs.per_token["rollout_logprobs"])
+        return prepare(algorithm, data, ctx)
+
+    monkeypatch.setattr(PPO, "prepare", spy)
+    result = rlx.train(
+        algo="ppo", reward="polite_length", quiet=True, run={"dir": str(tmp_path), "save_every": None},
+        rollout={"name": backend, "max_completion": 24},
+        train={"steps": 2, "batch_size": 8, "minibatches": 2, "optim": {"policy": {"lr": 1e-3}}})
+    lines = [json.loads(line) for line in (result.run / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "loss/policy" in line] == [1, 2]
+    assert len(differences) == 4  # two steps, and an evaluation before and after
+    assert max(d.abs().max() for d in differences) < 1e-4
