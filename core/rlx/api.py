@@ -6,14 +6,17 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlx.layers import Tree, assign, merge, read_spec_file
+from rlx.layers import Tree, assign, merge, parse_value, read_spec_file
 from rlx.plan import resolve
 from rlx.registry import Registry
 from rlx.run import Result, run
 from rlx.view import View
+from rlx_sdk import SpecError
 from rlx_sdk import reward as make_reward
 from rlx_sdk.reward import RewardFunction
 
+PROGRAM = "this program"
+"""The package of a function that is given as a reward."""
 RewardLike = str | Callable[..., Any] | Mapping[str, Any]
 
 
@@ -45,11 +48,14 @@ def train(algo: str | Mapping[str, Any] | None = None, reward: RewardLike | Sequ
     for name, value, short in (("algo", algo, "name"), ("model", model, "path"), ("data", data, "path")):
         if value is not None:
             given[name] = dict(value) if isinstance(value, Mapping) else {short: str(value)}
+    if reward is not None and "rewards" in sections:
+        raise SpecError(["reward and rewards are both given; put all of them into one"])
     if reward is not None:
         several = reward if isinstance(reward, Sequence) and not isinstance(reward, str) else [reward]
         given["rewards"] = [_reward(registry, one) for one in several]
-    for name, value in sections.items():
-        given[name] = value
+    if "rewards" in sections:
+        sections["rewards"] = [_reward(registry, one) for one in sections["rewards"]]
+    given |= _plain(sections)
     if steps is not None:
         assign(given, "train.steps", steps)
     base = read_spec_file(Path(spec)) if isinstance(spec, str | Path) else dict(spec or {})
@@ -70,12 +76,24 @@ def _shown(plan: Any) -> Result:
 
 def _reward(registry: Registry, one: RewardLike) -> Tree:
     if isinstance(one, str):
-        return {"name": one}
+        name, equals, weight = one.rpartition("=")
+        return {"name": name, "weight": parse_value(weight)} if equals else {"name": one}
     if isinstance(one, Mapping):
         entry = dict(one)
         return {**entry, **_reward(registry, entry["name"])} if callable(entry.get("name")) else entry
+    if not callable(one):
+        raise SpecError([f"reward {one!r:.60} is neither a name, nor a function of the samples, nor a mapping"])
     plugin = one if isinstance(one, RewardFunction) else make_reward(getattr(one, "__name__", "reward"))(one)
-    registry.add(plugin, "this program")
-    return {"name": plugin.plugin.name}
+    registry.add(plugin, PROGRAM)
+    return {"name": f"{PROGRAM}/{plugin.plugin.name}"}
+
+
+def _plain(value: Any) -> Any:
+    """Paths as text, at any depth."""
+    if isinstance(value, Mapping):
+        return {k: _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    return str(value) if isinstance(value, Path) else value
 
 

@@ -8,6 +8,7 @@ from rlx.data import Prepared, describe
 from rlx.inputs import build_rewards, read_inputs
 from rlx.logs import library_log
 from rlx.plan import Plan
+from rlx.runs import open_run
 from rlx_sdk import Sample
 
 DRY_ROWS = 4
@@ -21,6 +22,7 @@ def check_plan(plan: Plan) -> dict[str, Any]:
         InputError: something cannot work.
         RewardError: a reward fails on the dry run.
     """
+    open_run(plan, lambda note: None)
     with library_log(None):
         inputs = read_inputs(plan)
     report: dict[str, Any] = {

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from rlx.engine import Engine
 from rlx.text import listing
-from rlx_sdk import CheckpointError, Role
+from rlx_sdk import CheckpointError, Role, RunError
 
 PREFIX = "global_step_"
 ASIDE = ".writing_"
@@ -57,8 +57,12 @@ def save_checkpoint(folder: Path, step: int, engines: Mapping[Role, Engine], tok
     shutil.rmtree(final, ignore_errors=True)
     os.replace(aside, final)
     _sync(folder)
-    verify(final)
-    for old in complete_checkpoints(folder)[:-keep]:
+    try:
+        verify(final)
+    except CheckpointError as error:
+        raise RunError(f"what was just written cannot be read back: {error}") from error
+    others = [c for c in complete_checkpoints(folder) if c != final]
+    for old in others[: max(0, len(others) + 1 - keep)]:
         shutil.rmtree(old)
     return final
 

@@ -63,9 +63,13 @@ class Engine:
         """Add the gradients of a scalar."""
         self._deepspeed.backward(loss, scale_wrt_gas=False)
 
-    def step(self) -> StepResult:
-        """Reduce over ranks, clip, update, forget the gradients. A gradient that is not finite skips the update."""
-        lr = learning_rate(self._optim, self.updates, self._total)
+    def step(self, index: int) -> StepResult:
+        """Reduce over ranks, clip, update, forget the gradients. A gradient that is not finite skips the update.
+
+        Args:
+            index: of this update in the whole run, for the learning rate.
+        """
+        lr = learning_rate(self._optim, index, self._total)
         for group in self._deepspeed.optimizer.param_groups:
             group["lr"] = lr
         before = self._deepspeed.skipped_steps

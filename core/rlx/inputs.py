@@ -1,4 +1,4 @@
-"""What a plan starts from, read and checked before torch or a model is loaded: tokenizer, data, rewards."""
+"""What a plan starts from, read and checked before a model is loaded: tokenizer, data, rewards."""
 
 from __future__ import annotations
 

@@ -94,6 +94,24 @@ def read_spec_file(path: Path) -> Tree:
     return tree
 
 
+def absolute_paths(tree: Tree) -> Tree:
+    """The tree with every local path that exists made absolute, so that it means the same from any folder."""
+    for setting in _PATHS:
+        value = lookup(tree, setting)
+        if isinstance(value, str) and Path(value).exists():
+            assign(tree, setting, str(Path(value).absolute()))
+    return tree
+
+
+def expand_home(tree: Tree) -> Tree:
+    """The tree with ``~`` written out in every path."""
+    for setting in (*_PATHS, "data.cache", "run.dir", "run.resume"):
+        value = lookup(tree, setting)
+        if isinstance(value, str) and value.startswith("~"):
+            assign(tree, setting, str(Path(value).expanduser()))
+    return tree
+
+
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> Tree:
     """``over`` on top of ``base``; of settings that exclude each other, only the one in ``over`` stays."""
     merged = copy.deepcopy(dict(base))

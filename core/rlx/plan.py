@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from rlx.layers import QUICKSTART, Tree, leaves, lookup, merge, read_spec_file, remove
+from rlx.layers import QUICKSTART, Tree, expand_home, leaves, lookup, merge, read_spec_file, remove
 from rlx.problems import sentences
 from rlx.registry import Entry, Registry
 from rlx.spec import RolloutSpec, Spec
@@ -87,7 +87,7 @@ def resolve(registry: Registry, given: Tree, saved: bool = False) -> Plan:
     elif not saved:
         notes.append("--model given: the bundled quickstart's settings are dropped, rlx's defaults apply where you set "
                      "nothing")
-    return _Resolver(registry, {} if saved else given, tree, notes).plan()
+    return _Resolver(registry, {} if saved else given, expand_home(merge({}, tree)), notes).plan()
 
 
 def _quickstart(given: Tree) -> Tree:
@@ -169,6 +169,8 @@ def _inert(plan: Plan, given: set[str]) -> Iterator[str]:
         ("train.optim.critic", "critic" in needs.trains, f"{name} trains no critic"),
         ("model.critic", "critic" in needs.trains, f"{name} trains no critic"),
         ("data.max_length", needs.data != "rollouts", f"{name} samples its completions; set rollout.max_completion"),
+        ("run.sample_every", needs.data == "rollouts", f"{name} writes no samples here"),
+        ("run.keep", plan.spec.run.save_every is not None, "without run.save_every only one checkpoint is written"),
         ("run.eval_every", bool(plan.spec.data.eval), "there is no data.eval to evaluate on"),
         *((f"algo.{option}", not plan.single_update, "each batch makes one update (train.minibatches and "
            "train.update_epochs are 1)") for option in sorted(needs.several_updates)),
@@ -228,6 +230,9 @@ def _folder_problems(setting: str, value: str) -> Iterator[str]:
     if path.suffix != ".gguf" and path.is_dir() and not (path / "config.json").is_file():
         found = listing(sorted(p.name for p in path.iterdir())) or "nothing"
         yield f"{setting} '{value}' ({path.absolute()}) has no config.json; the folder holds {found}"
+    elif path.is_dir() and not any(path.glob("*.safetensors")):
+        found = listing(sorted(p.name for p in path.iterdir()))
+        yield f"{setting} '{value}' ({path.absolute()}) has no weights (*.safetensors); the folder holds {found}"
     if not path.exists() and (path.is_absolute() or value.count("/") != 1 or path.suffix == ".gguf"):
         near = did_you_mean(path.name, [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else [])
         yield f"{setting} '{value}': there is no such folder (looked at {path.absolute()}).{near}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ from typing import Any
 
 from rlx.plan import Plan
 from rlx.view import View
-from rlx_sdk import Tracker, TrackerContext, TrainingError
+from rlx_sdk import SpecError, Tracker, TrackerContext
 
 # Threads that spin while they wait starve each other when anything else runs on the machine. Read when torch is loaded.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -54,7 +55,7 @@ def run(plan: Plan, view: View) -> Result:
         saved = read_state(checkpoint) if checkpoint else {}
         if checkpoint:
             same_data(saved["data"], inputs.train, checkpoint)
-        folder.start(plan)
+        folder.make()
         stack.enter_context(library_log(folder.path / "libraries.log"))
         from rlx.build import build, resume
 
@@ -63,17 +64,19 @@ def run(plan: Plan, view: View) -> Result:
         stack.callback(trainer.source.close)
         if checkpoint:
             resume(trainer, checkpoint, saved)
-            folder.rewind(trainer.step)
+            if trainer.step >= trainer.total_steps:
+                raise SpecError([f"nothing to do: '{checkpoint}' is at step {trainer.step} of {trainer.total_steps} "
+                                 "already. Raise --steps to train on."])
             view.note(f"continuing from '{checkpoint}', step {trainer.step}")
-        already = trainer.step
+        folder.rewind(trainer.step if checkpoint else -1)
+        folder.start(plan)
         recorder.trackers = stack.enter_context(_trackers(plan, folder.path, saved, view))
         with view.live(trainer.step, trainer.total_steps):
             trainer.fit()
-        if trainer.step == already:
-            raise TrainingError(f"nothing to do: '{checkpoint}' is at step {already} of {trainer.total_steps} already. "
-                                "Raise --steps to train on.")
         assert recorder.checkpoint is not None
-        return Result(folder.path, recorder.checkpoint, trainer.step, {**recorder.last, **recorder.last_eval})
+        metrics = {**recorder.last, **recorder.last_eval}
+        return Result(folder.path, recorder.checkpoint, trainer.step,
+                      {name: value for name, value in metrics.items() if math.isfinite(value)})
 
 
 class _Recorder:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import platform
 from collections.abc import Mapping
 from datetime import datetime
@@ -13,9 +14,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rlx.checkpoint import PREFIX, complete_checkpoints, newest_intact
+from rlx.checkpoint import PREFIX, complete_checkpoints, newest_intact, verify
 from rlx.data import Prepared
-from rlx.layers import Tree, read_spec_file, to_yaml
+from rlx.layers import Tree, absolute_paths, read_spec_file, to_yaml
 from rlx.plan import Plan
 from rlx.text import listing
 from rlx_sdk import CheckpointError, SpecError
@@ -32,13 +33,26 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
         self._metrics = path / "metrics.jsonl"
 
+    def make(self) -> None:
+        """Make the folder; it is a run's only when `start` has written the spec.
+
+        Raises:
+            SpecError: it cannot be written.
+        """
+        try:
+            self.checkpoints.mkdir(parents=True, exist_ok=True)
+            (self.path / "samples").mkdir(exist_ok=True)
+        except OSError as error:
+            raise SpecError([f"the run folder '{self.path.absolute()}' cannot be made: {error.strerror}. Set run.dir "
+                             "to a folder that can be written."]) from error
+
     def start(self, plan: Plan) -> None:
         """Write down what runs: the resolved spec, and versions as comments."""
-        self.checkpoints.mkdir(parents=True, exist_ok=True)
-        (self.path / "samples").mkdir(exist_ok=True)
         text = to_yaml(saved_spec(plan))
         lines = "".join(f"# {name} {version}\n" for name, version in versions().items())
-        (self.path / "spec.yaml").write_text(lines + text, encoding="utf-8")
+        aside = self.path / ".spec.yaml"
+        aside.write_text(lines + text, encoding="utf-8")
+        aside.replace(self.path / "spec.yaml")
 
     def rewind(self, step: int) -> None:
         """Forget metrics and samples of steps after this one: a resumed run makes them again."""
@@ -51,9 +65,10 @@ class RunFolder:
                 file.unlink()
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Append one line."""
+        """Append one line; what is not a finite number is null."""
         with self._metrics.open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps({"step": step, **metrics}, allow_nan=False) + "\n")
+            known = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+            stream.write(json.dumps({"step": step, **known}, allow_nan=False) + "\n")
 
     def write_samples(self, step: int, samples: list[dict[str, Any]], kind: str = "step") -> None:
         """Prompts, completions and rewards as one parquet file."""
@@ -68,8 +83,8 @@ def versions() -> dict[str, str]:
 
 def saved_spec(plan: Plan) -> Tree:
     """The resolved spec, with every default of every plugin written out."""
-    tree = plan.spec.model_dump(mode="json")
-    tree["algo"] = {"name": plan.algorithm.name, **plan.algorithm.options.model_dump(mode="json")}
+    tree = absolute_paths(plan.spec.model_dump(mode="json"))
+    tree["algo"] = {"name": plan.spec.algo.name, **plan.algorithm.options.model_dump(mode="json")}
     for section, chosen in (("rewards", plan.rewards), ("trackers", plan.trackers)):
         for entry, plugin in zip(tree[section], chosen, strict=True):
             entry["options"] = plugin.options.model_dump(mode="json")
@@ -104,7 +119,10 @@ def open_run(plan: Plan, say: Any) -> tuple[RunFolder, Path | None]:
             raise SpecError([f"the run folder '{folder.path}' already holds a run. Continue it with --resume auto, or "
                              "give another run.name."])
         return folder, None
-    checkpoint = newest_intact(folder.checkpoints, say) if run.resume == "auto" else _explicit(Path(run.resume))
+    if run.resume == "auto":
+        checkpoint = newest_intact(folder.checkpoints, say)
+    else:
+        checkpoint = _explicit(Path(run.resume), folder)
     if checkpoint is None:
         say(f"nothing to resume in '{folder.path}': starting from the beginning")
         return folder, None
@@ -149,8 +167,15 @@ def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:
     return {prefix.rstrip("."): tree}
 
 
-def _explicit(path: Path) -> Path:
+def _explicit(path: Path, folder: RunFolder) -> Path:
+    """A checkpoint by its folder: continued in its own run, if that has no newer one, or in a new run."""
     if (path / "manifest.json").is_file():
+        verify(path)
+        own = path.absolute().parent == folder.checkpoints.absolute()
+        if (folder.path / "spec.yaml").exists() and not (own and path == complete_checkpoints(path.parent)[-1]):
+            why = "newer checkpoints, which would be lost" if own else "another run"
+            raise SpecError([f"the run folder '{folder.path}' holds {why}. Go on from '{path}' in a new run: give "
+                             "another --name, or none."])
         return path
     there = complete_checkpoints(path.parent if path.name.startswith(PREFIX) else path / "checkpoints")
     raise CheckpointError(f"there is no complete checkpoint '{path}'. Found: {listing(there) or 'none'}.")

@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from rlx.checkpoint import complete_checkpoints
-from rlx.data import Limits, load_tokenizer, open_rows, prepare_rows
+from rlx.data import Limits, Tokenizer, load_tokenizer, open_rows, prepare_rows
+from rlx.data.layouts import Prompt
+from rlx.layers import lookup, read_spec_file
 from rlx.logs import library_log
 from rlx.models import load_causal_lm, pick_device, pick_dtype
 from rlx.registry import Registry
-from rlx_sdk import ModelError, Request, RolloutContext, Sampling
+from rlx_sdk import DataError, ModelError, Request, RolloutContext, Sampling
 
 
 def sample_model(checkpoint: str, prompts: str, *, n: int, limit: int, max_completion: int, temperature: float,
@@ -30,26 +32,41 @@ def sample_model(checkpoint: str, prompts: str, *, n: int, limit: int, max_compl
     path = find_model(checkpoint)
     with library_log(None):
         tokenizer = load_tokenizer(path)
-        if prompts.endswith((".parquet", ".jsonl")):
-            cache = Path("~/.cache/rlx").expanduser()
-            prepared = prepare_rows(open_rows(prompts, cache), "rollouts", tokenizer, Limits(), {}, cache)
-            texts = [prepared.example(i).prompt for i in range(min(limit, len(prepared)))]
-        else:
-            texts = [[{"role": "user", "content": prompts}]]
+        texts = _prompts(checkpoint, prompts, tokenizer, limit)
         device = pick_device()
         dtype = pick_dtype("auto", device)
         model = load_causal_lm(path, dtype).to(device).eval()
+        context = model.config.get_text_config().max_position_embeddings
+        encoded = [tokenizer.encode_prompt(text) for text in texts]
+        longest = max(map(len, encoded))
+        if longest + max_completion > context:
+            raise ModelError(f"a prompt of {longest:,} tokens and --max-completion {max_completion:,} do not fit into "
+                             f"the model's context of {context:,} tokens")
         entry = Registry.discover().get("rollout", rollout)
         backend = entry.call("build", entry.call("config")(), RolloutContext(
             model, path, tokenizer.stop_token_ids, tokenizer.pad_token_id, device, str(dtype).removeprefix("torch."),
-            model.config.get_text_config().max_position_embeddings))
+            context))
         sampling = Sampling(temperature=temperature, max_tokens=max_completion)
-        requests = [Request(tokenizer.encode_prompt(t), sampling, n, seed * 1_000_003 + i) for i, t in enumerate(texts)]
+        requests = [Request(tokens, sampling, n, seed * 1_000_003 + i) for i, tokens in enumerate(encoded)]
         backend.sync(iter(model.named_parameters()), 0)
         done = dict(backend.generate(requests))
+        backend.close()
     return [{"prompt": t if isinstance(t, str) else str(t[-1]["content"]), "completion": tokenizer.decode(g.tokens),
              "length": len(g.tokens), "finish_reason": g.finish_reason}
             for i, t in enumerate(texts) for g in done[i]]
+
+
+def _prompts(checkpoint: str, prompts: str, tokenizer: Tokenizer, limit: int) -> list[Prompt]:
+    """Prompts of a file, its columns named as in the run that is sampled; or the text itself."""
+    if not prompts.strip():
+        raise DataError("--prompts is empty; give a file, or one prompt as text")
+    if not Path(prompts).exists() and (" " in prompts or not Path(prompts).suffix):
+        return [[{"role": "user", "content": prompts}]]
+    spec = Path(checkpoint) / "spec.yaml"
+    data = lookup(read_spec_file(spec), "data") if spec.is_file() else {}
+    cache = Path(data.get("cache", "~/.cache/rlx")).expanduser()
+    prepared = prepare_rows(open_rows(prompts, cache), "rollouts", tokenizer, Limits(), data.get("columns", {}), cache)
+    return [prepared.example(i).prompt for i in range(min(limit, len(prepared)))]
 
 
 def find_model(checkpoint: str) -> str:

@@ -153,9 +153,7 @@ class RolloutSource:
     def collect(self, phase: Timer) -> Collected | None:
         """Sample and score the next batch of prompts."""
         places = self._cursor.next()
-        collected = self._rollouts(self._train, places, phase) if places else None
-        self._backend.release()
-        return collected
+        return self._rollouts(self._train, places, phase) if places else None
 
     def evaluate(self, phase: Timer) -> Collected | None:
         """Sample and score the held-out prompts, as in training, with the same random numbers every time."""
@@ -187,7 +185,10 @@ class RolloutSource:
         requests = [Request(prepared.ids(row, "prompt"), self._sampling, self._group_size, _seed(self._seed, position))
                     for position, row in places]
         with phase("rollout"):
-            done = dict(self._backend.generate(requests))
+            try:
+                done = dict(self._backend.generate(requests))
+            finally:
+                self._backend.release()
             flat = [(i, g) for i in range(len(requests)) for g in done[i]]
             self._refuse_stale(g for _, g in flat)
         with phase("reward"):
@@ -222,7 +223,7 @@ class RolloutSource:
             "reward/mean": Mean(sum(known), len(known)),
             "reward/square": Mean(sum(r * r for r in known), len(known)),
             "reward/judged": Mean(len(known), len(flat)),
-            "reward/failed": Mean(judged.failed, len(flat)),
+            "reward/failed": Mean(judged.failed, len(flat) * len(judged.by_provider)),
             "length/mean": Mean(sum(lengths), len(lengths)),
             "length/characters": Mean(sum(len(s.completion) for s in samples), len(samples)),
             "length/truncated": Mean(sum(g.finish_reason == "length" for _, g in flat), len(flat)),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -106,6 +106,9 @@ class RolloutSpec(Section):
     """The backend's own options."""
 
 
+_Beta = Annotated[float, Field(ge=0, lt=1)]
+
+
 class OptimSpec(Section):
     """AdamW and its schedule."""
 
@@ -115,7 +118,7 @@ class OptimSpec(Section):
     """How it falls to 0 by the end of the run, if it does."""
     warmup_steps: int = Field(0, ge=0)
     """Optimizer steps over which it rises from 0."""
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: tuple[_Beta, _Beta] = (0.9, 0.95)
     """AdamW's decay rates."""
     eps: float = Field(1e-8, gt=0)
     """AdamW's ε."""

@@ -20,6 +20,9 @@ from rlx.sources import Source
 from rlx.spec import RunSpec, TrainSpec
 from rlx_sdk import Algorithm, Batch, Mean, Role, TrainingError
 
+NO_UPDATE = ("no row had a trainable token and a reward, or the gradient was not finite, or the algorithm held it "
+             "back; look at reward/judged, pairs and skipped/* in metrics.jsonl")
+
 
 class Recorder(Protocol):
     """Keeps and shows what happens."""
@@ -66,6 +69,9 @@ class Trainer:
                 self.evaluate()
             if last or _due(self.step, self.run.save_every):
                 self.recorder.save(self)
+        idle = [role for role, engine in self.engines.items() if engine.updates == 0]
+        if idle:
+            raise TrainingError(f"the {' and the '.join(idle)} never moved in {self.total_steps} steps: {NO_UPDATE}")
 
     def train_step(self) -> None:
         """Collect, prepare, update, sync, record."""
@@ -104,27 +110,30 @@ class Trainer:
                 pass  # only measured
         metrics = {**{f"eval/{name}": value for name, value in collected.metrics.items()}, **found.reduce()}
         self.recorder.evaluated(self.step, metrics, collected.samples)
+        self._sync()  # the backend has given its weights back
 
     def _update(self, batch: Batch, found: Accumulator) -> bool:
-        """All passes over one batch; whether any weight moved."""
-        moved = False
+        """All passes over one batch; whether every role that trains in this step moved."""
+        trained = {role: False for role in self.engines if self.algorithm.trains(role, self.step)}
+        index = self.step * self.train.update_epochs * self.train.minibatches
         generator = torch.Generator().manual_seed(self.run.seed * 1_000_003 + self.step)
         for _ in range(self.train.update_epochs):
             order = torch.randperm(len(batch), generator=generator)
             for rows in order.tensor_split(self.train.minibatches):
-                for role, engine in self.engines.items():
-                    if self.algorithm.trains(role, self.step):
-                        moved |= self._minibatch(role, engine, batch, rows, found)
-        return moved
+                for role in trained:
+                    trained[role] |= self._minibatch(role, batch, rows, found, index)
+                index += 1
+        return all(trained.values())
 
-    def _minibatch(self, role: Role, engine: Engine, batch: Batch, rows: Tensor, found: Accumulator) -> bool:
-        """One optimizer step: ``Σ weight·loss / Σ weight`` over the minibatch of all ranks."""
+    def _minibatch(self, role: Role, batch: Batch, rows: Tensor, found: Accumulator, index: int) -> bool:
+        """One optimizer step, ``index`` of the run: ``Σ weight·loss / Σ weight`` over the minibatch of all ranks."""
+        engine = self.engines[role]
         total = float(self.ranks.sum(batch.weight[role][rows].sum()))
         if total == 0:
             return False
         for weighted in self._losses(role, batch, rows, found):
             engine.backward(weighted * (self.ranks.world / total))
-        result = engine.step()
+        result = engine.step(index)
         found.add({f"lr/{role}": Mean(result.lr, 1), f"skipped/{role}": Mean(result.skipped, 1)})
         if not result.skipped:
             found.add({f"grad_norm/{role}": Mean(result.grad_norm, 1)})
@@ -153,10 +162,8 @@ class Trainer:
     def _count_skipped(self, moved: bool) -> None:
         self.skipped = 0 if moved else self.skipped + 1
         if self.skipped >= self.train.max_skipped:
-            raise TrainingError(
-                f"no update was possible in {self.skipped} steps in a row (at step {self.step + 1}): no row had a "
-                "trainable token and a reward, or the gradient was not finite. Look at reward/judged and skipped/* in "
-                "metrics.jsonl; train.max_skipped sets how many such steps are endured.")
+            raise TrainingError(f"no update was possible in {self.skipped} steps in a row (at step {self.step + 1}): "
+                                f"{NO_UPDATE}; train.max_skipped sets how many such steps are endured")
 
     def state_dict(self) -> dict[str, Any]:
         """Everything beside weights and moments, JSON-able."""

@@ -82,8 +82,11 @@ class View:
 
     def evaluated(self, step: int, metrics: Mapping[str, float], samples: list[dict[str, Any]]) -> None:
         """An evaluation is done; after the last, its samples are shown beside the first ones."""
-        shown = ("reward/mean", "length/mean", "length/characters", "length/distinct", "kl/mean", "loss/policy",
-                 "rewards/accuracy")
+        shown: tuple[str, ...] = (
+            "reward/mean", "length/mean", "length/characters", "length/distinct", "kl/mean", "loss/policy",
+            "rewards/accuracy")
+        # With whitened advantages a policy loss on rollouts is 0 by construction; the reward tells.
+        shown = tuple(n for n in shown if n != "loss/policy" or "eval/reward/mean" not in metrics)
         facts = [f"{name} {metrics[f'eval/{name}']:.3f}" for name in shown if f"eval/{name}" in metrics]
         self._console.print(f"held-out data after step {step}: {', '.join(facts)}", markup=False)
         if self._first is None:

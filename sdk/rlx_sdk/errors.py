@@ -1,15 +1,15 @@
 """The one tree of errors.
 
 RlxError
-├── InputError            the user's input is wrong; nothing was started (exit code 2)
-│   ├── SpecError         a setting, a flag, a combination; lists every problem at once
-│   ├── PluginError       a plugin is unknown, broken, ambiguous or lacks a package
-│   ├── DataError         a file, a row, a column
-│   └── ModelError        a model folder, a tokenizer, a chat template
-└── RunError              training started and could not go on (exit code 1)
-├── RewardError       a reward raised or returned something unusable
-├── TrainingError     no usable gradient for too many steps, stale weights, …
-└── CheckpointError   a checkpoint is missing, incomplete or of another run
+├── InputError             the user's input is wrong; nothing was started (exit code 2)
+│   ├── SpecError          a setting, a flag, a combination; lists every problem at once
+│   ├── PluginError        a plugin is unknown, broken, ambiguous or lacks a package
+│   ├── DataError          a file, a row, a column
+│   ├── ModelError         a model folder, a tokenizer, a chat template
+│   └── CheckpointError    a checkpoint is missing, incomplete or of another run
+└── RunError               training started and could not go on (exit code 1)
+├── RewardError        a reward raised or returned something unusable
+└── TrainingError      no usable gradient for too many steps, stale weights, …
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class TrainingError(RunError):
     """An update could not be made: no trainable tokens, non-finite gradients, stale rollouts."""
 
 
-class CheckpointError(RunError):
+class CheckpointError(InputError):
     """A checkpoint is missing, incomplete, or belongs to another run."""
 
 

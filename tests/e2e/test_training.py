@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 import rlx
 from rlx.checkpoint import complete_checkpoints, verify
-from rlx_sdk import CheckpointError, RewardError, Sample, SpecError, TrainingError
+from rlx_sdk import CheckpointError, ModelError, RewardError, Sample, SpecError, TrainingError
 
 from .conftest import ALGORITHMS, metrics_of
 
@@ -80,7 +80,7 @@ def test_training_raises_the_reward_it_is_given(train):
 
     result = train("ppo", reward=short, rollout={"max_completion": 32},
                    train={"steps": 12, "batch_size": 32, "optim": {"policy": {"lr": 1e-3, "schedule": "constant"}}},
-                   run={"save_every": None})
+                   run={"save_every": 12})
 
     rewards = [line["reward/mean"] for line in metrics_of(result.run) if "reward/mean" in line]
     assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.2
@@ -172,7 +172,7 @@ def test_resume_auto_from_nothing_starts_and_a_named_checkpoint_must_exist(train
 
 def test_nothing_left_to_do_is_not_success(train):
     train("sft", run={"name": "done"}, train={"steps": 2})
-    with pytest.raises(TrainingError, match=r"nothing to do.*step 2 of 2.*--steps"):
+    with pytest.raises(SpecError, match=r"nothing to do.*step 2 of 2.*--steps"):
         train("sft", run={"name": "done", "resume": "auto"}, train={"steps": 2})
 
 
@@ -252,3 +252,42 @@ def test_lora_trains_an_adapter_and_leaves_a_merged_model(train):
     resumed = train("dpo", **settings, run={"name": "broken", "resume": "auto"})
     again = load_file(resumed.checkpoint / "state" / "policy.safetensors")
     assert all(torch.equal(saved[name], again[name]) for name in saved)
+
+
+def test_a_named_checkpoint_never_overwrites_another_run_or_its_own_future(train):
+    result = train("sft", run={"name": "whole"})
+    train("sft", run={"name": "other"}, train={"steps": 1})
+    older = str(result.run / "checkpoints" / "global_step_2")
+    with pytest.raises(SpecError, match=r"'.*other' holds another run"):
+        train("sft", run={"name": "other", "resume": older})
+    with pytest.raises(SpecError, match=r"'.*whole' holds newer checkpoints"):
+        train("sft", run={"name": "whole", "resume": older})
+
+    branch = train("sft", run={"name": "branch", "resume": older})
+
+    assert [line["step"] for line in metrics_of(branch.run) if "loss/policy" in line] == [3, 4]
+    state = branch.checkpoint / "state" / "policy.safetensors"
+    state.write_bytes(state.read_bytes()[:-1] + b"\x00")
+    with pytest.raises(CheckpointError, match=r"damaged: state/policy.safetensors"):
+        train("sft", run={"resume": str(branch.checkpoint)}, train={"steps": 9})
+
+
+def test_a_refused_start_leaves_the_name_free(train, tmp_path):
+    model = tmp_path / "model"
+    shutil.copytree(QUICK / "rlx-tiny", model)
+    (model / "model.safetensors").write_bytes(b"not weights")
+    data = str(QUICK / "prompts.parquet")
+    with pytest.raises(ModelError, match=r"no model could be loaded from the folder"):
+        train("sft", model=str(model), data=data, run={"name": "again"})
+    shutil.copy(QUICK / "rlx-tiny" / "model.safetensors", model)
+    assert train("sft", model=str(model), data=data, run={"name": "again"}, train={"steps": 1}).steps == 1
+
+
+def test_a_policy_that_never_moves_is_no_success(train):
+    with pytest.raises(TrainingError, match=r"the critic and the policy never moved in 2 steps"):
+        train("ppo", reward=lambda samples: [None] * len(samples), train={"steps": 2})
+
+
+def test_numbers_that_are_not_finite_end_the_run_with_a_reason(train):
+    with pytest.raises(TrainingError, match=r"no update was possible in 2 steps in a row"):
+        train("sft", train={"steps": 8, "max_skipped": 2, "optim": {"policy": {"lr": 1e30, "warmup_steps": 0}}})
