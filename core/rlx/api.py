@@ -83,7 +83,10 @@ def _reward(registry: Registry, one: RewardLike) -> Tree:
         return {**entry, **_reward(registry, entry["name"])} if callable(entry.get("name")) else entry
     if not callable(one):
         raise SpecError([f"reward {one!r:.60} is neither a name, nor a function of the samples, nor a mapping"])
-    plugin = one if isinstance(one, RewardFunction) else make_reward(getattr(one, "__name__", "reward"))(one)
+    try:
+        plugin = one if isinstance(one, RewardFunction) else make_reward(getattr(one, "__name__", "reward"))(one)
+    except TypeError as error:
+        raise SpecError([str(error)]) from error
     registry.add(plugin, PROGRAM)
     return {"name": f"{PROGRAM}/{plugin.plugin.name}"}
 

@@ -113,6 +113,8 @@ class _Resolver:
         rollout = self._choose("rollout", lookup(self.tree, "rollout.name") or RolloutSpec().name,
                                lookup(self.tree, "rollout.options"), "rollout.options.")
         if spec is None or algorithm is None:
+            path = lookup(self.tree, "model.path")
+            self.problems += _folder_problems("model.path", path) if isinstance(path, str) else ()
             raise SpecError(self.problems)
         alone, with_rewards = (algorithm.entry.call("needs", algorithm.options, given) for given in (False, True))
         needs = with_rewards if spec.rewards else alone
