@@ -13,9 +13,6 @@ from typing import Annotated, Any
 
 import typer
 
-# Threads that spin while they wait starve each other when anything else runs on the machine.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-
 import rlx
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
