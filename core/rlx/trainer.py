@@ -92,7 +92,7 @@ class Trainer:
         with phase("record"):
             metrics = {**collected.metrics, **found.reduce()}
             self.algorithm.after_step(metrics)
-            self.recorder.step(self.step, {**metrics, **_timing(phase, metrics), **_memory()}, collected.samples)
+        self.recorder.step(self.step, {**metrics, **_timing(phase, metrics), **_memory()}, collected.samples)
 
     @torch.no_grad()
     def evaluate(self) -> None:
