@@ -14,7 +14,7 @@ NAMES = {"ppo", "dpo", "sft", "polite_length", "hf", "vllm", "wandb"}
 
 
 def code_lines(text: str) -> int:
-    """Lines that hold code: no blank lines, comments, docstrings or imports."""
+    """Lines that hold code: no blank lines, comments, docstrings or imports (with imports the core is above 3,000)."""
     prose: set[int] = set()
     for node in ast.walk(ast.parse(text)):
         is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)

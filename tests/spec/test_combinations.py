@@ -59,7 +59,8 @@ def test_groups_and_minibatches_must_fit(problems, settings, change, said):
 
 
 def test_minibatches_may_be_as_many_as_rows(plan, settings):
-    plan(settings("ppo", rollout__group_size=3, train__batch_size=2, train__minibatches=6))
+    made = plan(settings("ppo", rollout__group_size=3, train__batch_size=2, train__minibatches=6))
+    assert made.spec.train.minibatches == made.group_size * made.spec.train.batch_size
 
 
 def test_a_length_must_be_given_once(problems, plan, settings):

@@ -43,7 +43,7 @@ def test_a_folder_without_a_config_lists_what_it_holds(problems, settings, tmp_p
 
 
 def test_a_hub_name_is_left_to_the_hub(plan, settings):
-    plan(settings("sft", model__path="some-org/some-model"))
+    assert plan(settings("sft", model__path="some-org/some-model")).spec.model.path == "some-org/some-model"
 
 
 @pytest.mark.parametrize("path", ["no-slash", "/no/such/model", "weights.gguf", "a/b/c"])
