@@ -211,4 +211,7 @@ def _fail(message: str, code: int) -> NoReturn:
 
 def main() -> None:
     """The program."""
-    app(prog_name="rlx")
+    if sys.argv[1:] in (["plugins"], ["plugins", "--json"]):  # typer loads pydantic to read even one flag
+        plugins(json="--json" in sys.argv)
+    else:
+        app(prog_name="rlx")

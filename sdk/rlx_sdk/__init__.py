@@ -2,33 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
-from rlx_sdk.contracts import (
-    Algorithm,
-    Context,
-    DataKind,
-    Fingerprint,
-    FinishReason,
-    Generation,
-    LanguageModel,
-    Message,
-    Needs,
-    Request,
-    Reward,
-    RewardContext,
-    RolloutBackend,
-    RolloutContext,
-    Sample,
-    Sampling,
-    Score,
-    ScoreModel,
-    Scores,
-    Tracker,
-    TrackerContext,
-    ValueModel,
-)
-from rlx_sdk.data import Batch, Demonstrations, Loss, Max, Mean, Metric, Min, Pairs, Role, Rollouts, Sequences
 from rlx_sdk.errors import (
     CheckpointError,
     DataError,
@@ -47,6 +23,31 @@ from rlx_sdk.reward import reward
 
 if TYPE_CHECKING:
     from rlx_sdk.config import Config
+    from rlx_sdk.contracts import (
+        Algorithm,
+        Context,
+        DataKind,
+        Fingerprint,
+        FinishReason,
+        Generation,
+        LanguageModel,
+        Message,
+        Needs,
+        Request,
+        Reward,
+        RewardContext,
+        RolloutBackend,
+        RolloutContext,
+        Sample,
+        Sampling,
+        Score,
+        ScoreModel,
+        Scores,
+        Tracker,
+        TrackerContext,
+        ValueModel,
+    )
+    from rlx_sdk.data import Batch, Demonstrations, Loss, Max, Mean, Metric, Min, Pairs, Role, Rollouts, Sequences
 
 __all__ = [
     "Algorithm",
@@ -107,9 +108,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """`Config` is imported when first asked for: pydantic costs 170 ms that listing plugins does not need."""
-    if name == "Config":
-        from rlx_sdk.config import Config
-
-        return Config
+    """Contracts are imported when first asked for: listing plugins needs none, and `Config` costs pydantic's 170 ms."""
+    if name in __all__:
+        for home in ("data", "contracts", "config"):
+            module = importlib.import_module(f"rlx_sdk.{home}")
+            if hasattr(module, name):
+                return getattr(module, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -7,19 +7,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from rlx_sdk.contracts import (
-    Algorithm,
-    Needs,
-    Reward,
-    RewardContext,
-    RolloutBackend,
-    RolloutContext,
-    Tracker,
-    TrackerContext,
-)
-
 if TYPE_CHECKING:
     from rlx_sdk.config import Config
+    from rlx_sdk.contracts import (
+        Algorithm,
+        Needs,
+        Reward,
+        RewardContext,
+        RolloutBackend,
+        RolloutContext,
+        Tracker,
+        TrackerContext,
+    )
 
 Kind = Literal["algorithm", "reward", "rollout", "tracker"]
 

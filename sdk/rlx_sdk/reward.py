@@ -7,12 +7,12 @@ import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rlx_sdk.contracts import Reward, RewardContext, Sample, Scores
 from rlx_sdk.hooks import hookimpl
 from rlx_sdk.plugins import RewardPlugin
 
 if TYPE_CHECKING:
     from rlx_sdk.config import Config
+    from rlx_sdk.contracts import Reward, RewardContext, Sample, Scores
 
 Function = Callable[..., "Scores | Awaitable[Scores]"]
 

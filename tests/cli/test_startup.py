@@ -10,24 +10,14 @@ import pytest
 
 HEAVY = ["torch", "transformers", "deepspeed", "numpy", "pyarrow", "rlx.spec", "rlx_sdk.config", "rlx_plugins.ppo"]
 BARE = "import typer, pydantic"
-# What any typer program with a flag costs: typer itself loads pydantic to read it.
-BARE_COMMAND = """
-import typer
-app = typer.Typer()
-@app.command()
-def one(flag: bool = False): ...
-@app.command()
-def two(flag: bool = False): ...
-app(["one"])
-"""
 
 
 def run(*arguments):
     return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=True)
 
 
-@pytest.mark.parametrize(("arguments", "also"), [(["--help"], ["pydantic"]), ([], ["pydantic"]), (["plugins"], []),
-                                                 (["plugins", "--json"], [])])
+@pytest.mark.parametrize(("arguments", "also"), [(["--help"], ["pydantic"]), ([], ["pydantic"]),
+                                                 (["plugins"], ["pydantic"]), (["plugins", "--json"], ["pydantic"])])
 def test_nothing_heavy_is_loaded(arguments, also):
     code = f"""
 import sys
@@ -36,7 +26,8 @@ from rlx.cli import main
 try:
     main()
 except SystemExit:
-    print([m for m in {HEAVY + also} if m in sys.modules], file=sys.stderr)
+    pass
+print([m for m in {HEAVY + also} if m in sys.modules], file=sys.stderr)
 """
     assert run("-c", code).stderr.strip().endswith("[]")
 
@@ -49,10 +40,10 @@ def cpu_seconds(*arguments):
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-@pytest.mark.parametrize(("command", "bare"), [("--help", BARE), ("plugins", BARE_COMMAND)])
-def test_the_answer_costs_little_more_than_typer_and_pydantic(command, bare):
+@pytest.mark.parametrize("command", ["--help", "plugins"])
+def test_the_answer_costs_little_more_than_typer_and_pydantic(command):
     # By turns, so that a busy machine slows both down; the best of five is what the work itself takes.
-    pairs = [(cpu_seconds("-m", "rlx", command), cpu_seconds("-c", bare)) for _ in range(5)]
+    pairs = [(cpu_seconds("-m", "rlx", command), cpu_seconds("-c", BARE)) for _ in range(5)]
     ours, theirs = (min(times) for times in zip(*pairs, strict=True))
     assert ours < 1.5 * theirs
 
