@@ -62,9 +62,7 @@ def train(algo: str | Mapping[str, Any] | None = None, reward: RewardLike | Sequ
     plan = resolve(registry, merge(base, given))
     if not quiet:
         return _shown(plan)
-    import io
-
-    return run(plan, View(io.StringIO()))
+    return run(plan, View().silent())
 
 
 def _shown(plan: Any) -> Result:

@@ -1,12 +1,13 @@
-"""Sequences into padded tensors, and rows into micro-batches by a token budget."""
+"""Sequences into padded tensors, and rows into micro-batches by a token budget, over all ranks alike."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
+from rlx.ranks import Ranks
 from rlx_sdk import Batch, Sequences
 
 
@@ -37,7 +38,7 @@ def row_lengths(batch: Batch) -> Tensor:
     return torch.stack([seqs.length for seqs in batch.sequences.values()], 1)
 
 
-def micro_batches(lengths: Tensor, budget: int) -> list[Tensor]:
+def micro_batches(lengths: Tensor, budget: int, most: int | None = None) -> list[Tensor]:
     """Row indices of each micro-batch: rows of like length together, as many as the budget holds once padded.
 
     A row longer than the budget makes a micro-batch of its own.
@@ -45,15 +46,72 @@ def micro_batches(lengths: Tensor, budget: int) -> list[Tensor]:
     Args:
         lengths: ``[B]``, or ``[B, K]`` for rows of K sequences that are padded apart.
         budget: tokens, padding included.
+        most: rows in one, at most.
     """
-    lengths = lengths if lengths.dim() == 2 else lengths[:, None]
+    of_row = (lengths if lengths.dim() == 2 else lengths[:, None]).tolist()
     groups: list[list[int]] = []
-    longest = torch.zeros_like(lengths[0]) if len(lengths) else lengths
-    for row in torch.argsort(lengths.sum(1), descending=True, stable=True).tolist():
-        longest = torch.maximum(longest, lengths[row])
-        if groups and (len(groups[-1]) + 1) * int(longest.sum()) <= budget:
+    longest: list[int] = []
+    for row in sorted(range(len(of_row)), key=lambda row: -sum(of_row[row])):
+        longest = [max(pair) for pair in zip(longest, of_row[row], strict=True)] if groups else of_row[row]
+        if groups and len(groups[-1]) != most and (len(groups[-1]) + 1) * sum(longest) <= budget:
             groups[-1].append(row)
         else:
             groups.append([row])
-            longest = lengths[row]
+            longest = of_row[row]
     return [torch.tensor(group) for group in groups]
+
+
+def balanced(costs: Sequence[int], parts: int) -> list[list[int]]:
+    """Item indices of each part, so that the parts cost about the same: the costliest first, to the cheapest part."""
+    found: list[list[int]] = [[] for _ in range(parts)]
+    sums = [0] * parts
+    for item in sorted(range(len(costs)), key=lambda item: -costs[item]):
+        cheapest = min(range(parts), key=lambda part: (sums[part], len(found[part])))
+        found[cheapest].append(item)
+        sums[cheapest] += costs[item]
+    return found
+
+
+def share_out(batch: Batch, budget: int, most: int | None, ranks: Ranks) -> Iterator[tuple[Batch, bool]]:
+    """This rank's micro-batches of a batch that every rank holds whole, and whether each has rows of the batch.
+
+    Rows go to ranks by length, and every rank gets as many micro-batches: those without rows, of which a rank may have
+    some at the end, hold a row of padding that changes nothing.
+    """
+    lengths = row_lengths(batch)
+    parts = [torch.tensor(part, dtype=torch.long) for part in balanced(lengths.sum(1).tolist(), ranks.world)]
+    planned = [micro_batches(lengths[part], budget, most) for part in parts]
+    mine = planned[ranks.rank]
+    for rows in mine:
+        yield batch[parts[ranks.rank][rows]], True
+    for _ in range(max(map(len, planned)) - len(mine)):
+        yield _padding(batch), False
+
+
+def concatenate(batches: Sequence[Batch]) -> Batch:
+    """The rows of all, in order, without metrics."""
+    first = batches[0]
+    return Batch({name: _stack([b.sequences[name] for b in batches]) for name in first.sequences},
+                 {role: torch.cat([b.weight[role] for b in batches]) for role in first.weight},
+                 {name: torch.cat([b.values[name] for b in batches]) for name in first.values})
+
+
+def _stack(parts: Sequence[Sequences]) -> Sequences:
+    width = max(part.tokens.shape[1] for part in parts)
+
+    def wide(tensors: Iterable[Tensor]) -> Tensor:
+        return torch.cat([torch.nn.functional.pad(t, (0, width - t.shape[1])) for t in tensors])
+
+    return Sequences(wide(p.tokens for p in parts), torch.cat([p.length for p in parts]), wide(p.mask for p in parts),
+                     {name: wide(p.per_token[name] for p in parts) for name in parts[0].per_token})
+
+
+def _padding(batch: Batch) -> Batch:
+    """A row that no model learns from: two tokens, none of them the policy's, and weight 0."""
+    row = batch[:1]
+    short = {name: Sequences(seqs.tokens[:, :1].expand(-1, 2), torch.full_like(seqs.length, 2),
+                             torch.zeros(1, 2, dtype=torch.bool),
+                             {k: v.new_zeros(1, 2) for k, v in seqs.per_token.items()})
+             for name, seqs in row.sequences.items()}
+    return Batch(short, {role: torch.zeros_like(weight) for role, weight in row.weight.items()},
+                 {name: torch.zeros_like(value) for name, value in row.values.items()})

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from rlx.checkpoint import read_tensors
+from rlx.checkpoint import SavedTensors
 from rlx.data.order import Order
 from rlx.engine import Engine
 from rlx.handles import Handle, RunContext
@@ -24,49 +26,65 @@ from rlx.models import (
     without_adapter,
 )
 from rlx.plan import Plan, context_length
-from rlx.ranks import Ranks, start_distributed
+from rlx.ranks import Ranks
+from rlx.reference import cached_reference
 from rlx.sources import Cursor, OfflineSource, RolloutSource, Source
 from rlx.trainer import Recorder, Trainer, seed_everything
-from rlx_sdk import Role, RolloutContext, Sampling, SpecError
+from rlx_sdk import Role, RolloutContext, Sampling
 
 
-def build(plan: Plan, inputs: Inputs, recorder: Recorder) -> Trainer:
+def build(plan: Plan, inputs: Inputs, ranks: Ranks, recorder: Recorder) -> Trainer:
     """Load the models, put the trained ones under DeepSpeed, and connect everything."""
     spec, needs = plan.spec, plan.needs
-    device = pick_device()
-    ranks = start_distributed(device)
-    if ranks.world > 1:
-        raise SpecError([f"this is one of {ranks.world} processes; this version of rlx trains in one process"])
+    device = pick_device(ranks.local_rank)
     dtype = pick_dtype(spec.engine.dtype, device)
-    seed_everything(spec.run.seed, 0, ranks.rank)
-    adapter_off = spec.model.lora is not None
-    modules = {role: _load(plan, role, dtype, device) for role in sorted(needs.trains | needs.frozen)
-               if not (role == "reference" and adapter_off)}
-    updates = inputs.total_steps * spec.train.minibatches * spec.train.update_epochs
-    engines = {role: Engine(modules[role], getattr(spec.train.optim, role), updates, dtype)
-               for role in sorted(needs.trains)}
+    seed_everything(spec.run.seed, 0, 0)  # every rank begins with the same new weights
     temperature = spec.rollout.temperature if needs.data == "rollouts" else 1.0
-    handles = {role: Handle(engines[role] if role in engines else module, torch.device(device),
-                            spec.train.micro_tokens, temperature) for role, module in modules.items()}
-    if "reference" in needs.frozen and adapter_off:
-        policy = modules["policy"]
-        handles["reference"] = replace(handles["policy"], module=without_adapter(policy.model, policy))
-    source, exact = _source(plan, inputs, modules, ranks, device, dtype)
+    make = partial(Handle, device=torch.device(device), micro_tokens=spec.train.micro_tokens,
+                   micro_batch=spec.train.micro_batch, temperature=temperature)
+    modules = {role: _load(plan, role, dtype, device) for role in sorted(needs.trains)}
+    engines = build_engines(plan, inputs, modules, dtype)
+    handles: dict[Role, Any] = {role: make(engine, in_step=ranks if engine.in_step else None)
+                                for role, engine in engines.items()}
+    for role in sorted(needs.frozen):
+        load = partial(_frozen, plan, role, modules, handles, lambda r: make(_load(plan, r, dtype, device)))
+        cached = role == "reference" and needs.data != "rollouts" and spec.model.reference.cache
+        handles[role] = cached_reference(plan, inputs, ranks, load, recorder.note) if cached else load()
+    source, exact = _source(plan, inputs, modules, engines, ranks, device, dtype)
     context = RunContext(plan.algorithm.name, handles, ranks, temperature, plan.single_update, exact,
                          spec.rollout.max_completion)
     return Trainer(plan.algorithm.build(), source, engines, context, ranks, spec.train, spec.run, inputs.total_steps,
                    inputs.held_out is not None, recorder)
 
 
+def build_engines(plan: Plan, inputs: Inputs, modules: dict[Role, Any], dtype: torch.dtype) -> dict[Role, Engine]:
+    """An engine for each trained role."""
+    train = plan.spec.train
+    updates = inputs.total_steps * train.minibatches * train.update_epochs
+    return {role: Engine(module, getattr(train.optim, role), updates, dtype, plan.spec.engine)
+            for role, module in modules.items()}
+
+
+def _frozen(plan: Plan, role: Role, modules: dict[Role, Any], handles: dict[Role, Any],
+            load: Callable[[Role], Handle]) -> Handle:
+    """A role that only answers: the policy without its adapter, or a model of its own."""
+    model, policy = plan.spec.model, handles["policy"]
+    if role == "reference" and model.lora is not None and model.reference.path is None:
+        shared: Handle = replace(policy, module=without_adapter(modules["policy"].model, policy.module))
+        return shared
+    return load(role)
+
+
 def resume(trainer: Trainer, checkpoint: Path, state: dict[str, Any]) -> None:
     """Put a trainer where a checkpoint with that state was taken."""
-    trainer.load_state_dict(state, lambda role: read_tensors(checkpoint, role))
+    trainer.load_state_dict(state, lambda role: SavedTensors(checkpoint, role))
 
 
 def _load(plan: Plan, role: Role, dtype: torch.dtype, device: str) -> Any:
     model = plan.spec.model
     if role in ("policy", "reference"):
-        module: Any = CausalLM(load_causal_lm(model.path, dtype, model.trust_remote_code).to(device))
+        path = model.reference.path if role == "reference" and model.reference.path else model.path
+        module: Any = CausalLM(load_causal_lm(path, dtype, model.trust_remote_code).to(device))
     else:
         module = Scorer(load_scorer(model.critic.init or model.path, dtype, model.trust_remote_code).to(device))
     module.requires_grad_(role in plan.needs.trains)
@@ -77,8 +95,8 @@ def _load(plan: Plan, role: Role, dtype: torch.dtype, device: str) -> Any:
     return module.eval()  # dropout would make old and new logprobs of one policy differ
 
 
-def _source(plan: Plan, inputs: Inputs, modules: dict[Role, Any], ranks: Ranks, device: str,
-            dtype: torch.dtype) -> tuple[Source, bool]:
+def _source(plan: Plan, inputs: Inputs, modules: dict[Role, Any], engines: dict[Role, Engine], ranks: Ranks,
+            device: str, dtype: torch.dtype) -> tuple[Source, bool]:
     """The source, and whether its rollouts are exactly the policy's."""
     spec, tokenizer = plan.spec, inputs.tokenizer
     end = len(inputs.train) * spec.train.epochs if spec.train.epochs else None
@@ -89,7 +107,8 @@ def _source(plan: Plan, inputs: Inputs, modules: dict[Role, Any], ranks: Ranks, 
     longest = (spec.data.max_prompt or 0) + spec.rollout.max_completion
     backend = plan.rollout.build(RolloutContext(
         modules["policy"].model, spec.model.path, tokenizer.stop_token_ids, tokenizer.pad_token_id, device,
-        str(dtype).removeprefix("torch."), context_length(Path(spec.model.path)) or longest))
+        str(dtype).removeprefix("torch."), context_length(Path(spec.model.path)) or longest,
+        engines["policy"].whole))
     source = RolloutSource(inputs.train, inputs.held_out, cursor, tokenizer, backend, build_rewards(plan, device),
                            sampling, plan.group_size, spec.run.seed)
     return source, backend.exact

@@ -2,7 +2,7 @@
 
     global_step_50/
       actor/            HF folder with the tokenizer; critic/ and so on for each trained role
-      state/            <role>.safetensors: float32 weights and Adam moments by HF name; trainer.json
+      state/            <role>.safetensors …: float32 weights and Adam moments by HF name; trainer.json
       manifest.json     size and SHA-256 of every file, written last
 
 Everything is written to a folder of another name, synced, and renamed. Nothing in it is ever unpickled.
@@ -14,25 +14,28 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file, save_file
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from rlx.engine import Engine
+from rlx.ranks import Ranks
 from rlx.text import listing
 from rlx_sdk import CheckpointError, Role, RunError
 
 PREFIX = "global_step_"
 ASIDE = ".writing_"
+SHARD_BYTES = 4 << 30
 FOLDERS: Mapping[Role, str] = {"policy": "actor", "critic": "critic", "reward": "reward"}
 
 
 def save_checkpoint(folder: Path, step: int, engines: Mapping[Role, Engine], tokenizer: Any,
-                    state: Mapping[str, Any], keep: int) -> Path:
-    """Write the checkpoint of a step, verify it, then remove the oldest beyond ``keep``.
+                    state: Mapping[str, Any], keep: int, ranks: Ranks) -> Path:
+    """Write the checkpoint of a step, verify it, then remove the oldest beyond ``keep``. All ranks call it.
 
     Args:
         folder: holds all checkpoints of a run.
@@ -41,15 +44,24 @@ def save_checkpoint(folder: Path, step: int, engines: Mapping[Role, Engine], tok
         tokenizer: HF tokenizer, saved beside each model.
         state: `Trainer.state_dict` and whatever else a resumed run needs, JSON-able.
         keep: checkpoints that stay.
+        ranks: rank 0 writes what all of them gather.
     """
     aside, final = folder / f"{ASIDE}{step}", folder / f"{PREFIX}{step}"
-    shutil.rmtree(aside, ignore_errors=True)
-    (aside / "state").mkdir(parents=True)
+    if ranks.first:
+        shutil.rmtree(aside, ignore_errors=True)
+        (aside / "state").mkdir(parents=True)
     for role, engine in engines.items():
-        engine.module.save(aside / FOLDERS[role])
-        tokenizer.save_pretrained(aside / FOLDERS[role])
-        tensors = {name: tensor.contiguous() for name, tensor in engine.state_dict().items()}
-        save_file(tensors, aside / "state" / f"{role}.safetensors")
+        engine.save(aside / FOLDERS[role], ranks.first)
+        _write_tensors(aside / "state", role, engine.state(), ranks.first)
+        if ranks.first:
+            tokenizer.save_pretrained(aside / FOLDERS[role])
+    ranks.first_does(lambda: _finish(aside, final, state, keep))
+    return final
+
+
+def _finish(aside: Path, final: Path, state: Mapping[str, Any], keep: int) -> None:
+    """Everything after the tensors; old checkpoints go last."""
+    folder = final.parent
     _write_json(aside / "state" / "trainer.json", state)
     _write_json(aside / "manifest.json", {str(f.relative_to(aside)): _describe(f) for f in _files(aside)})
     for file in [*_files(aside), *(p for p in [aside, *aside.rglob("*")] if p.is_dir())]:
@@ -64,7 +76,6 @@ def save_checkpoint(folder: Path, step: int, engines: Mapping[Role, Engine], tok
     others = [c for c in complete_checkpoints(folder) if c != final]
     for old in others[: max(0, len(others) + 1 - keep)]:
         shutil.rmtree(old)
-    return final
 
 
 def complete_checkpoints(folder: Path) -> list[Path]:
@@ -119,9 +130,44 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
     return state
 
 
-def read_tensors(checkpoint: Path, role: Role) -> dict[str, Tensor]:
-    """A role's weights and moments."""
-    return load_file(checkpoint / "state" / f"{role}.safetensors")
+class SavedTensors(Mapping[str, Tensor]):
+    """A role's weights and moments, each read when it is asked for."""
+
+    def __init__(self, checkpoint: Path, role: Role) -> None:
+        """Open the files."""
+        files = [safe_open(file, "pt") for file in sorted((checkpoint / "state").glob(f"{role}*.safetensors"))]
+        self._where = {name: file for file in files for name in file.keys()}  # type: ignore[no-untyped-call]
+
+    def __getitem__(self, name: str) -> Tensor:
+        """Read one."""
+        tensor: Tensor = self._where[name].get_tensor(name)  # type: ignore[no-untyped-call]
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        """All names."""
+        return iter(self._where)
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self._where)
+
+
+def _shard(role: Role, number: int) -> str:
+    return f"{role}-{number:05d}.safetensors" if number else f"{role}.safetensors"
+
+
+def _write_tensors(folder: Path, role: Role, tensors: Iterable[tuple[str, Tensor]], write: bool) -> None:
+    """Into files of a few gigabytes, so that no more is held at once; ranks that do not write only gather."""
+    held: dict[str, Tensor] = {}
+    files = 0
+    for name, tensor in tensors:
+        if write and held and sum(t.nbytes for t in held.values()) + tensor.nbytes > SHARD_BYTES:
+            save_file(held, folder / _shard(role, files))
+            held, files = {}, files + 1
+        if write:
+            held[name] = tensor.contiguous()
+    if write:
+        save_file(held, folder / _shard(role, files))
 
 
 def _files(folder: Path) -> Iterator[Path]:

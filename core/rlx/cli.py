@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -20,6 +21,7 @@ Rollout = Annotated[str | None, typer.Option(help="Rollout backend, e.g. hf.")]
 Steps = Annotated[int | None, typer.Option(help="Steps to train.")]
 Resume = Annotated[str | None, typer.Option(help="'auto', or a checkpoint's folder.")]
 RunName = Annotated[str | None, typer.Option("--name", help="Name of the run's folder.")]
+Gpus = Annotated[int | None, typer.Option(min=1, help="GPUs to train on; without any, processes on the CPU.")]
 SetFlag = Annotated[list[str] | None, typer.Option("--set", help="Any setting: a.b=value; may be repeated.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on standard output, all else on standard error.")]
 
@@ -27,15 +29,15 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON document on standar
 @app.command()
 def train(spec: SpecFile = None, algo: Algo = None, reward: RewardFlag = None, model: Model = None, data: Data = None,
           rollout: Rollout = None, steps: Steps = None, resume: Resume = None, name: RunName = None,
-          settings: SetFlag = None, json: Json = False) -> None:
+          gpus: Gpus = None, settings: SetFlag = None, json: Json = False) -> None:
     """Train. Without --model: a bundled small model and data."""
     given = _settings(spec, algo, reward, model, data, rollout, steps, resume, name, settings)
-    _train(lambda registry: _resolve(registry, given), json)
+    _train(lambda registry: _resolve(registry, given), gpus, json)
 
 
 @app.command()
-def resume(run: Annotated[Path, typer.Argument(help="A run's folder.")], steps: Steps = None, settings: SetFlag = None,
-           json: Json = False) -> None:
+def resume(run: Annotated[Path, typer.Argument(help="A run's folder.")], steps: Steps = None, gpus: Gpus = None,
+           settings: SetFlag = None, json: Json = False) -> None:
     """Continue a run from its newest checkpoint, with its own spec."""
     def plan(registry: Any) -> Any:
         from rlx.layers import assign, merge
@@ -48,7 +50,7 @@ def resume(run: Annotated[Path, typer.Argument(help="A run's folder.")], steps: 
         assign(tree, "run.resume", "auto")
         return resolve(registry, tree, saved=True)
 
-    _train(plan, json)
+    _train(plan, gpus, json)
 
 
 @app.command()
@@ -168,16 +170,25 @@ def _resolve(registry: Any, given: dict[str, Any]) -> Any:
     return resolve(registry, given)
 
 
-def _train(make_plan: Any, json: bool) -> None:
+def _train(make_plan: Any, gpus: int | None, json: bool) -> None:
     with _errors():
+        from rlx.launch import launch, place_of
         from rlx.registry import Registry
         from rlx.view import View
+        from rlx_sdk import SpecError
 
+        place = place_of(os.environ)
+        if gpus is not None and place.world not in (1, gpus):
+            raise SpecError([f"--gpus {gpus}, but a launcher has started {place.world} processes; leave it out"])
         plan = make_plan(Registry.discover())
+        if gpus is not None and gpus > 1 and place.world == 1:
+            raise typer.Exit(launch(gpus))
         from rlx.run import run
 
         view = View(sys.stderr if json else sys.stdout)
         result = run(plan, view)
+        if place.rank:
+            return
         view.done(result)
         if json:
             _print_json({"run": str(result.run), "checkpoint": str(result.checkpoint), "steps": result.steps,
@@ -205,7 +216,11 @@ class _errors:
 
 
 def _fail(message: str, code: int) -> NoReturn:
-    typer.echo(f"error: {message}", err=True)
+    from rlx.launch import place_of, report
+
+    if not report(message):
+        rank = place_of(os.environ).rank
+        typer.echo(f"error: {f'rank {rank}: ' if rank else ''}{message}", err=True)
     raise typer.Exit(code)
 
 
@@ -213,5 +228,8 @@ def main() -> None:
     """The program."""
     if sys.argv[1:] in (["plugins"], ["plugins", "--json"]):  # typer loads pydantic to read even one flag
         plugins(json="--json" in sys.argv)
-    else:
+        return
+    from rlx.launch import reporting
+
+    with reporting():
         app(prog_name="rlx")

@@ -26,12 +26,16 @@ class Handle:
         device: where it runs.
         micro_tokens: budget of one pass.
         temperature: of its logprobs.
+        micro_batch: rows of one pass at most.
+        in_step: ranks that must make as many passes, since each pass gathers the weights; None for no such need.
     """
 
     module: Callable[..., Any]
     device: torch.device
     micro_tokens: int
     temperature: float = 1.0
+    micro_batch: int | None = None
+    in_step: Ranks | None = None
 
     def logprobs(self, seqs: Sequences) -> Tensor:
         """``[B, T]``, 0 where the mask is false."""
@@ -63,12 +67,20 @@ class Handle:
         if torch.is_grad_enabled():
             return forward(seqs)
         out: tuple[Tensor, ...] = ()
-        for rows in micro_batches(seqs.length, self.micro_tokens):
+        passes = micro_batches(seqs.length, self.micro_tokens, self.micro_batch)
+        together = max(self.in_step.gather(len(passes))) if self.in_step else len(passes)
+        for rows in passes:
             parts = forward(seqs[rows].to(self.device))
             out = out or tuple(torch.zeros_like(seqs.tokens, dtype=part.dtype) for part in parts)
             for whole, part in zip(out, parts, strict=True):
                 whole[rows, : part.shape[1]] = part.to(whole.device)
+        for _ in range(together - len(passes)):
+            forward(_NOTHING.to(self.device))
         return out or (torch.zeros_like(seqs.tokens, dtype=torch.float32),) * 2
+
+
+_NOTHING = Sequences(torch.zeros(1, 2, dtype=torch.long), torch.full((1,), 2), torch.zeros(1, 2, dtype=torch.bool))
+"""A row without a token of the policy's."""
 
 
 @dataclass
@@ -76,7 +88,7 @@ class RunContext:
     """The `Context` of a run."""
 
     algorithm: str
-    handles: Mapping[Role, Handle]
+    handles: Mapping[Role, Any]
     ranks: Ranks
     temperature: float
     single_update: bool
@@ -85,22 +97,22 @@ class RunContext:
     step: int = 0
 
     @property
-    def policy(self) -> Handle:
+    def policy(self) -> Any:
         """The trained policy."""
         return self._role("policy")
 
     @property
-    def reference(self) -> Handle:
+    def reference(self) -> Any:
         """The policy as the run began."""
         return self._role("reference")
 
     @property
-    def critic(self) -> Handle:
+    def critic(self) -> Any:
         """The value model."""
         return self._role("critic")
 
     @property
-    def reward(self) -> Handle:
+    def reward(self) -> Any:
         """The reward model in training."""
         return self._role("reward")
 
@@ -108,7 +120,7 @@ class RunContext:
         """The sum over ranks."""
         return self.ranks.sum(tensor)
 
-    def _role(self, role: Role) -> Handle:
+    def _role(self, role: Role) -> Any:
         if role not in self.handles:
             raise AttributeError(f"algorithm '{self.algorithm}' uses ctx.{role} but its Needs do not declare '{role}'")
         return self.handles[role]

@@ -8,7 +8,8 @@ from pathlib import Path
 from rlx.data import Limits, Prepared, Tokenizer, load_tokenizer, open_rows, prepare_rows
 from rlx.plan import Plan, context_length
 from rlx.rewards import Provider, RewardPanel
-from rlx_sdk import DataError, RewardContext
+from rlx.text import listing
+from rlx_sdk import DataError, ModelError, RewardContext
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,8 @@ def read_inputs(plan: Plan) -> Inputs:
     """
     spec = plan.spec
     tokenizer = load_tokenizer(spec.model.path, spec.model.chat_template, spec.model.trust_remote_code)
+    if "reference" in plan.needs.frozen and spec.model.reference.path is not None:
+        _same_vocabulary(tokenizer, spec.model.reference.path, spec.model.trust_remote_code)
     train = _prepare(plan, spec.data.path, tokenizer)
     held_out = None
     if isinstance(spec.data.eval, str):
@@ -40,6 +43,16 @@ def read_inputs(plan: Plan) -> Inputs:
         return Inputs(tokenizer, train, held_out, spec.train.steps)
     rows = len(train) * (spec.train.epochs or 1)
     return Inputs(tokenizer, train, held_out, -(-rows // spec.train.batch_size))
+
+
+def _same_vocabulary(tokenizer: Tokenizer, reference: str, trust_remote_code: bool) -> None:
+    """Logprobs of two models can be compared when a token id means the same to both."""
+    ours, theirs = (t.hf.get_vocab() for t in (tokenizer, load_tokenizer(reference, None, trust_remote_code)))
+    if ours != theirs:
+        differ = sorted(token for token in ours.keys() | theirs.keys() if ours.get(token) != theirs.get(token))
+        raise ModelError(f"model.reference.path '{reference}' has another vocabulary than the policy ({len(theirs):,} "
+                         f"tokens and {len(ours):,}; {len(differ):,} differ, such as {listing(map(repr, differ), 3)}), "
+                         "so their logprobs cannot be compared")
 
 
 def _prepare(plan: Plan, path: str, tokenizer: Tokenizer) -> Prepared:

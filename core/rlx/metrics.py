@@ -8,24 +8,26 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from rlx.ranks import Ranks
-from rlx_sdk import Max, Mean, Metric, Min
+from rlx_sdk import Max, Mean, Metric, Sum
 
 
 class Accumulator:
     """Collects metrics without waiting for the device; `reduce` makes them global numbers.
 
-    Every rank must add the same names. A `Mean` with count 0, a `Max` of −inf and a `Min` of inf counted nothing; what
-    nothing was counted for on any rank is left out.
+    A `Mean` with count 0, a `Max` of −inf and a `Min` of inf counted nothing; what nothing was counted for on any rank
+    is left out.
     """
 
     def __init__(self, ranks: Ranks) -> None:
         """Start empty."""
         self._ranks = ranks
         self._means: dict[str, list[tuple[Tensor, Tensor]]] = defaultdict(list)
+        self._sums: dict[str, list[Tensor]] = defaultdict(list)
         self._extremes: dict[str, list[Tensor]] = defaultdict(list)
 
     def add(self, metrics: Mapping[str, Metric], prefix: str = "") -> None:
@@ -33,24 +35,31 @@ class Accumulator:
         for name, metric in metrics.items():
             if isinstance(metric, Mean):
                 self._means[prefix + name].append((_scalar(metric.total), _scalar(metric.count)))
+            elif isinstance(metric, Sum):
+                self._sums[prefix + name].append(_scalar(metric.value))
             else:
                 sign = 1.0 if isinstance(metric, Max) else -1.0
                 self._extremes[f"{'+' if sign > 0 else '-'}{prefix}{name}"].append(sign * _scalar(metric.value))
 
     def reduce(self) -> dict[str, float]:
-        """The global values."""
-        found: dict[str, float] = {}
-        if self._means:
-            sums = torch.stack([torch.stack([_together(pair) for pair in pairs]).sum(0)
-                                for pairs in self._means.values()])
-            for name, (total, count) in zip(self._means, self._ranks.sum(sums).tolist(), strict=True):
-                if count:
-                    found[name] = total / count
-        if self._extremes:
-            tops = self._ranks.max(torch.stack([_together(v).max() for v in self._extremes.values()])).tolist()
-            found |= {name[1:]: top if name[0] == "+" else -top
-                      for name, top in zip(self._extremes, tops, strict=True) if top != -math.inf}
-        return found
+        """The global values. Ranks may have measured different things; the sums are added in rank order."""
+        means = {name: torch.stack([_together(pair) for pair in pairs]).sum(0).tolist()
+                 for name, pairs in self._means.items()}
+        sums = {name: float(_together(values).sum()) for name, values in self._sums.items()}
+        tops = {name: float(_together(values).max()) for name, values in self._extremes.items()}
+        of_ranks = self._ranks.gather((means, sums, tops))
+        total, count, added = (defaultdict[str, float](float) for _ in range(3))
+        best: dict[str, float] = {}
+        for means, sums, tops in of_ranks:
+            for name, pair in means.items():
+                total[name] += pair[0]
+                count[name] += pair[1]
+            for name, value in sums.items():
+                added[name] += value
+            for name, top in tops.items():
+                best[name] = float(np.maximum(best.get(name, -math.inf), top))  # keeps what is not a number
+        return {**{name: total[name] / n for name, n in count.items() if n}, **added,
+                **{n[1:]: top if n[0] == "+" else -top for n, top in best.items() if top != -math.inf}}
 
 
 def _scalar(value: Tensor | float) -> Tensor:
@@ -85,6 +94,3 @@ class Phases:
         """``time/<phase>`` and ``time/step``, seconds."""
         return {**{f"time/{name}": s for name, s in self.seconds.items()},
                 "time/step": time.perf_counter() - self._start}
-
-
-__all__ = ["Accumulator", "Max", "Mean", "Min", "Phases"]

@@ -170,6 +170,8 @@ def _inert(plan: Plan, given: set[str]) -> Iterator[str]:
         ("rewards", needs.rewards, f"{name} uses no reward"),
         ("train.optim.critic", "critic" in needs.trains, f"{name} trains no critic"),
         ("model.critic", "critic" in needs.trains, f"{name} trains no critic"),
+        ("model.reference", "reference" in needs.frozen, f"{name} compares with no reference here"),
+        ("model.reference.cache", needs.data != "rollouts", "sampled completions are new each time"),
         ("data.max_length", needs.data != "rollouts", f"{name} samples its completions; set rollout.max_completion"),
         ("run.sample_every", needs.data == "rollouts", f"{name} writes no samples here"),
         ("run.keep", plan.spec.run.save_every is not None, "without run.save_every only one checkpoint is written"),
@@ -196,6 +198,8 @@ def _conflicts(plan: Plan, registry: Registry) -> Iterator[str]:
                f"{needs.min_group}")
     if spec.run.resume == "auto" and spec.run.name is None:
         yield "run.resume = auto continues the run of one name; give it with --name (run.name)"
+    if spec.engine.offload == "all" and spec.engine.zero_stage < 3:
+        yield "engine.offload = all moves weights that are split over the ranks: set engine.zero_stage = 3 with it"
     if spec.train.steps is None and spec.train.epochs is None:
         yield "no length: give --steps N, or train.epochs"
     if spec.train.steps is not None and spec.train.epochs is not None:
@@ -212,9 +216,10 @@ def _conflicts(plan: Plan, registry: Registry) -> Iterator[str]:
 def _model_problems(plan: Plan) -> Iterator[str]:
     """What local model folders tell without loading them."""
     spec = plan.spec
-    yield from _folder_problems("model.path", spec.model.path)
-    if spec.model.critic.init is not None:
-        yield from _folder_problems("model.critic.init", spec.model.critic.init)
+    for setting in ("model.path", "model.critic.init", "model.reference.path"):
+        value = lookup(spec.model.model_dump(), setting.removeprefix("model."))
+        if value is not None:
+            yield from _folder_problems(setting, value)
     context = context_length(Path(spec.model.path).expanduser())
     prompt, completion, total = spec.data.max_prompt, spec.rollout.max_completion, spec.data.max_length
     limit = f"{context}, the model's context (max_position_embeddings)"

@@ -1,27 +1,34 @@
-"""The processes of a run, and sums over them."""
+"""The processes of a run, and what they tell each other."""
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+from rlx.launch import place_of
 from rlx.logs import silent_stderr
 
 T = TypeVar("T")
+PATIENCE = timedelta(hours=2)
+"""How long ranks wait for one that is at work, say on a slow reward; one that died is noticed at once."""
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among all of a run."""
+    """This process among all of a run, and among those of its machine."""
 
     rank: int = 0
     world: int = 1
+    local_rank: int = 0
+    local_world: int = 1
 
     @property
     def first(self) -> bool:
@@ -29,40 +36,67 @@ class Ranks:
         return self.rank == 0
 
     def share(self, items: Sequence[T]) -> Sequence[T]:
-        """This rank's part of something split over all."""
-        return items[self.rank :: self.world]
+        """This rank's stretch of something split over all: put together in rank order they are the whole again."""
+        begin, end = (len(items) * rank // self.world for rank in (self.rank, self.rank + 1))
+        return items[begin:end]
 
     def sum(self, tensor: Tensor) -> Tensor:
         """The sum over ranks; the input stays as it was."""
-        return self._reduce(tensor, "SUM")
-
-    def max(self, tensor: Tensor) -> Tensor:
-        """The largest over ranks; the input stays as it was."""
-        return self._reduce(tensor, "MAX")
-
-    def _reduce(self, tensor: Tensor, operation: str) -> Tensor:
         if self.world == 1:
             return tensor
         out = tensor.clone()
-        torch.distributed.all_reduce(out, op=getattr(torch.distributed.ReduceOp, operation))
+        torch.distributed.all_reduce(out)
         return out
 
+    def gather(self, value: T) -> list[T]:
+        """What every rank has, in rank order, on every rank."""
+        if self.world == 1:
+            return [value]
+        found: list[T] = [value] * self.world
+        torch.distributed.all_gather_object(found, value)
+        return found
 
-def start_distributed(device: str) -> Ranks:
-    """Join the process group, or make one of this process alone: DeepSpeed needs one in any case."""
+    def first_does(self, work: Callable[[], T]) -> T:
+        """Rank 0 works, all get the result."""
+        if self.world == 1:
+            return work()
+        found = [work() if self.first else None]
+        torch.distributed.broadcast_object_list(found)
+        return found[0]  # type: ignore[return-value]
+
+    @contextlib.contextmanager
+    def one_a_machine_first(self) -> Iterator[None]:
+        """One rank of each machine does it, then the others, which find its files."""
+        if self.local_rank:
+            self.gather(None)
+        yield
+        if not self.local_rank:
+            self.gather(None)
+
+
+def start_distributed() -> Ranks:
+    """Join the processes a launcher started, or make a group of this one alone: DeepSpeed needs one in any case."""
     import deepspeed
 
     # Without a GPU, DeepSpeed would compile a shared-memory op, which needs a compiler; gloo serves as well.
     with silent_stderr():  # the first look at this table tries the linker for every op there is
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    place, gpu = place_of(os.environ), torch.cuda.is_available()
+    ranks = Ranks(place.rank, place.world, place.local_rank, place.local_world)
+    if gpu:
+        torch.cuda.set_device(ranks.local_rank)
+    elif ranks.world > 1:  # launchers give each process one thread, or all of them
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // ranks.local_world))
     if not torch.distributed.is_initialized():
-        if "RANK" in os.environ:
-            deepspeed.init_distributed(dist_backend="nccl" if device.startswith("cuda") else "gloo", verbose=False)
-        else:
-            store = torch.distributed.HashStore()  # type: ignore[attr-defined]
-            backend = "nccl" if device.startswith("cuda") else "gloo"
-            torch.distributed.init_process_group(backend, store=store, rank=0, world_size=1)
-            atexit.register(torch.distributed.destroy_process_group)
-            os.environ.setdefault("LOCAL_RANK", "0")  # DeepSpeed insists on it
-            deepspeed.init_distributed(dist_backend=backend, verbose=False)
-    return Ranks(torch.distributed.get_rank(), torch.distributed.get_world_size())
+        os.environ |= place.environment()  # DeepSpeed insists on finding it there
+        store = torch.distributed.HashStore() if ranks.world == 1 else None  # type: ignore[attr-defined]
+        torch.distributed.init_process_group("cpu:gloo,cuda:nccl" if gpu else "gloo", store=store, rank=ranks.rank,
+                                             world_size=ranks.world, timeout=PATIENCE)
+        atexit.register(_leave)
+        deepspeed.init_distributed(dist_backend="nccl" if gpu else "gloo", verbose=False)
+    return ranks
+
+
+def _leave() -> None:
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()

@@ -46,22 +46,27 @@ def run(plan: Plan, view: View) -> Result:
     from rlx.checkpoint import read_state
     from rlx.inputs import read_inputs
     from rlx.logs import library_log
+    from rlx.ranks import start_distributed
     from rlx.runs import open_run, same_data
 
     with contextlib.ExitStack() as stack:
-        folder, checkpoint = open_run(plan, view.note)
         with library_log(None):
+            ranks = start_distributed()
+        view = view if ranks.first else view.silent()
+        folder, checkpoint = ranks.first_does(lambda: open_run(plan, view.note))
+        with library_log(None), ranks.one_a_machine_first():
             inputs = read_inputs(plan)
         view.inputs(plan, inputs)
         saved = read_state(checkpoint) if checkpoint else {}
         if checkpoint:
             same_data(saved["data"], inputs.train, checkpoint)
-        folder.make()
-        stack.enter_context(library_log(folder.path / "libraries.log"))
+        ranks.first_does(folder.make)
+        suffix = "" if ranks.first else f".{ranks.rank}"
+        stack.enter_context(library_log(folder.path / f"libraries.log{suffix}"))
         from rlx.build import build, resume
 
-        recorder = _Recorder(folder, view, inputs, plan)
-        trainer = build(plan, inputs, recorder)
+        recorder = _Recorder(folder, view, inputs, plan, ranks)
+        trainer = build(plan, inputs, ranks, recorder)
         stack.callback(trainer.source.close)
         if checkpoint:
             resume(trainer, checkpoint, saved)
@@ -69,9 +74,10 @@ def run(plan: Plan, view: View) -> Result:
                 raise SpecError([f"nothing to do: '{checkpoint}' is at step {trainer.step} of {trainer.total_steps} "
                                  "already. Raise --steps to train on."])
             view.note(f"continuing from '{checkpoint}', step {trainer.step}")
-        folder.rewind(trainer.step if checkpoint else -1)
-        folder.start(plan)
-        recorder.trackers = stack.enter_context(_trackers(plan, folder.path, saved, view))
+        if ranks.first:
+            folder.rewind(trainer.step if checkpoint else -1)
+            folder.start(plan)
+            recorder.trackers = stack.enter_context(_trackers(plan, folder.path, saved, view))
         with view.live(trainer.step, trainer.total_steps):
             trainer.fit()
         assert recorder.checkpoint is not None
@@ -81,10 +87,10 @@ def run(plan: Plan, view: View) -> Result:
 
 
 class _Recorder:
-    """Run folder, screen and trackers behind the trainer's one `Recorder`."""
+    """Run folder, screen and trackers behind the trainer's one `Recorder`; rank 0 writes, the others hand over."""
 
-    def __init__(self, folder: Any, view: View, inputs: Any, plan: Plan) -> None:
-        self._folder, self._view, self._inputs, self._plan = folder, view, inputs, plan
+    def __init__(self, folder: Any, view: View, inputs: Any, plan: Plan, ranks: Any) -> None:
+        self._folder, self._view, self._inputs, self._plan, self._ranks = folder, view, inputs, plan, ranks
         self.trackers: list[tuple[str, Tracker]] = []
         self.checkpoint: Path | None = None
         self.last: Mapping[str, float] = {}
@@ -92,19 +98,28 @@ class _Recorder:
 
     def step(self, step: int, metrics: Mapping[str, float], samples: list[dict[str, Any]]) -> None:
         self.last = metrics
+        due = step == 1 or step % self._plan.spec.run.sample_every == 0
+        samples = self._all(samples) if due else []
+        if not self._ranks.first:
+            return
         self._folder.log(step, metrics)
-        if step == 1 or step % self._plan.spec.run.sample_every == 0:
+        if due:
             self._folder.write_samples(step, samples)
             self._track("samples", step, samples)
         self._track("log", step, metrics)
         self._view.step(step, metrics)
 
     def evaluated(self, step: int, metrics: Mapping[str, float], samples: list[dict[str, Any]]) -> None:
-        self.last_eval = metrics
+        self.last_eval, samples = metrics, self._all(samples)
+        if not self._ranks.first:
+            return
         self._folder.log(step, metrics)
         self._folder.write_samples(step, samples, "eval")
         self._track("log", step, metrics)
         self._view.evaluated(step, metrics, samples)
+
+    def note(self, text: str) -> None:
+        self._view.note(text)
 
     def save(self, trainer: Any) -> None:
         from rlx.checkpoint import save_checkpoint
@@ -113,8 +128,11 @@ class _Recorder:
         state = {**trainer.state_dict(), "trackers": {name: t.state_dict() for name, t in self.trackers},
                  "data": {"rows": len(rows), "fingerprint": rows.fingerprint}}
         self.checkpoint = save_checkpoint(self._folder.checkpoints, trainer.step, trainer.engines,
-                                          self._inputs.tokenizer.hf, state, self._plan.spec.run.keep)
+                                          self._inputs.tokenizer.hf, state, self._plan.spec.run.keep, self._ranks)
         self._view.saved(self.checkpoint)
+
+    def _all(self, samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [sample for part in self._ranks.gather(samples) for sample in part]
 
     def _track(self, method: str, *args: Any) -> None:
         for name, tracker in self.trackers:

@@ -130,8 +130,8 @@ def open_run(plan: Plan, say: Any) -> tuple[RunFolder, Path | None]:
     return folder, checkpoint
 
 
-_FIXED = ("algo.name", "model.path", "data.path", "data.columns", "data.max_prompt", "data.max_length", "data.overlong",
-          "data.eval", "train.batch_size", "rollout.group_size", "run.seed")
+_FIXED = ("algo.name", "model.path", "model.reference.path", "data.path", "data.columns", "data.max_prompt",
+          "data.max_length", "data.overlong", "data.eval", "train.batch_size", "rollout.group_size", "run.seed")
 
 
 def _compare(saved: Tree, now: Tree, checkpoint: Path, say: Any) -> None:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from hashlib import sha1
 from typing import Any, Protocol
 
 import numpy as np
@@ -28,6 +29,7 @@ from rlx_sdk import (
     Rollouts,
     Sample,
     Sampling,
+    Sum,
     TrainingError,
 )
 
@@ -90,14 +92,14 @@ class Cursor:
     end: int | None = None
     position: int = 0
 
-    def next(self) -> list[tuple[int, int]]:
-        """This rank's part of the next batch, as (position, row index); empty at the end."""
+    def next(self) -> list[tuple[int, int]] | None:
+        """This rank's part of the next batch, as (position, row index); None at the end."""
         stop = self.position + self.batch_size
         stop = stop if self.end is None else min(stop, self.end)
         positions = range(self.position, stop)
         rows = self.order.take(self.position, len(positions))
         self.position = stop
-        return list(self.ranks.share(list(zip(positions, rows, strict=True))))
+        return list(self.ranks.share(list(zip(positions, rows, strict=True)))) if rows else None
 
 
 class OfflineSource:
@@ -110,13 +112,14 @@ class OfflineSource:
     def collect(self, phase: Timer) -> Collected | None:
         """The next batch."""
         with phase("data"):
-            rows = [row for _, row in self._cursor.next()]
-            return Collected(self._batch(self._train, rows)) if rows else None
+            places = self._cursor.next()
+            return None if places is None else Collected(read_rows(self._train, [r for _, r in places], self._pad))
 
     def evaluate(self, phase: Timer) -> Collected | None:
         """The held-out rows."""
         held = self._held_out
-        return Collected(self._batch(held, self._cursor.ranks.share(range(len(held))))) if held else None
+        rows = self._cursor.ranks.share(range(len(held or ())))
+        return Collected(read_rows(held, rows, self._pad)) if held else None
 
     def sync(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
         """Given data does not depend on the weights."""
@@ -132,12 +135,14 @@ class OfflineSource:
     def close(self) -> None:
         """Nothing is held."""
 
-    def _batch(self, prepared: Prepared, rows: Sequence[int]) -> Pairs | Demonstrations:
-        prompts = [prepared.ids(r, "prompt") for r in rows]
-        sides = [pad_sequences(prompts, [prepared.ids(r, name) for r in rows], self._pad)
-                 for name in prepared.table.column_names[2:]]
-        index = torch.tensor([prepared.row_index(r) for r in rows])
-        return Pairs(sides[0], sides[1], index) if len(sides) == 2 else Demonstrations(sides[0], index)
+
+def read_rows(prepared: Prepared, rows: Sequence[int], pad_id: int) -> Pairs | Demonstrations:
+    """Some rows of given data as sequences."""
+    prompts = [prepared.ids(r, "prompt") for r in rows]
+    sides = [pad_sequences(prompts, [prepared.ids(r, name) for r in rows], pad_id)
+             for name in prepared.table.column_names[2:]]
+    index = torch.tensor([prepared.row_index(r) for r in rows], dtype=torch.long)
+    return Pairs(sides[0], sides[1], index) if len(sides) == 2 else Demonstrations(sides[0], index)
 
 
 class RolloutSource:
@@ -153,7 +158,7 @@ class RolloutSource:
     def collect(self, phase: Timer) -> Collected | None:
         """Sample and score the next batch of prompts."""
         places = self._cursor.next()
-        return self._rollouts(self._train, places, phase) if places else None
+        return None if places is None else self._rollouts(self._train, places, phase)
 
     def evaluate(self, phase: Timer) -> Collected | None:
         """Sample and score the held-out prompts, as in training, with the same random numbers every time."""
@@ -197,9 +202,11 @@ class RolloutSource:
             judged = self._rewards.score(samples, [prepared.row_index(row) + 1 for row in rows])
         seqs = pad_sequences([requests[i].tokens for i, _ in flat], [g.tokens for _, g in flat],
                              self._tokenizer.pad_token_id, rollout_logprobs=[g.logprobs for _, g in flat])
-        rollouts = Rollouts(seqs, torch.tensor(judged.rewards), torch.tensor(judged.judged),
-                            torch.tensor([i for i, _ in flat]),
-                            torch.tensor([g.finish_reason == "length" for _, g in flat]))
+        # Types are said: a rank may have no row.
+        rollouts = Rollouts(seqs, torch.tensor(judged.rewards, dtype=torch.float),
+                            torch.tensor(judged.judged, dtype=torch.bool),
+                            torch.tensor([i for i, _ in flat], dtype=torch.long),
+                            torch.tensor([g.finish_reason == "length" for _, g in flat], dtype=torch.bool))
         return Collected(rollouts, self._measure(flat, samples, judged), _table(samples, judged, flat, rows))
 
     def _refuse_stale(self, generations: Iterator[Generation]) -> None:
@@ -218,6 +225,8 @@ class RolloutSource:
                  judged: Judged) -> dict[str, float]:
         known = [r for r, ok in zip(judged.rewards, judged.judged, strict=True) if ok]
         lengths = [len(g.tokens) for _, g in flat]
+        mine = [sha1(s.completion.encode(), usedforsecurity=False).digest() for s in samples]
+        texts = [text for part in self._cursor.ranks.gather(mine) for text in part]
         found = Accumulator(self._cursor.ranks)
         found.add({
             "reward/mean": Mean(sum(known), len(known)),
@@ -227,8 +236,8 @@ class RolloutSource:
             "length/mean": Mean(sum(lengths), len(lengths)),
             "length/characters": Mean(sum(len(s.completion) for s in samples), len(samples)),
             "length/truncated": Mean(sum(g.finish_reason == "length" for _, g in flat), len(flat)),
-            "length/distinct": Mean(len({s.completion for s in samples}), len(samples)),
-            "rollout/tokens": Mean(sum(lengths), 1 / self._cursor.ranks.world),
+            "length/distinct": Mean(len(set(texts)), len(texts)),
+            "rollout/tokens": Sum(sum(lengths)),
             **{f"reward/{name}/mean": Mean(sum(v for v in scores if v is not None), sum(v is not None for v in scores))
                for name, scores in judged.by_provider.items()},
             **{f"reward/{name}/mean": Mean(sum(values), len(values)) for name, values in judged.parts.items()},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 Overlong = Literal["error", "drop"]
 
@@ -34,6 +34,15 @@ class LoraSpec(Section):
     """Modules that get one."""
 
 
+class ReferenceSpec(Section):
+    """The frozen model that the policy is compared with."""
+
+    path: str | None = None
+    """Folder, hub name or .gguf file of another model with the same vocabulary. Default: the policy as it began."""
+    cache: bool = True
+    """Keep its logprobs of given data on disk and the model out of memory; sampled completions are always new."""
+
+
 class ModelSpec(Section):
     """The policy."""
 
@@ -46,6 +55,7 @@ class ModelSpec(Section):
     lora: LoraSpec | None = None
     """Train an adapter of the policy; its reference is then the policy without it."""
     critic: CriticSpec = CriticSpec()
+    reference: ReferenceSpec = ReferenceSpec()
 
 
 class DataSpec(Section):
@@ -150,6 +160,8 @@ class TrainSpec(Section):
     """Passes over one batch."""
     micro_tokens: int = Field(8192, ge=1)
     """Tokens in one forward and backward pass; memory grows with it, results do not depend on it."""
+    micro_batch: int | None = Field(None, ge=1)
+    """Rows in one pass at most; default: as many as micro_tokens holds."""
     max_skipped: int = Field(5, ge=1)
     """Steps in a row without a usable update before the run stops."""
     optim: OptimizersSpec = OptimizersSpec()
@@ -160,6 +172,20 @@ class EngineSpec(Section):
 
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Of the working weights; auto is bfloat16 on a GPU and float32 on a CPU. Masters are float32 always."""
+    zero_stage: Literal[1, 2, 3] = 1
+    """What is split over the ranks: optimizer states; gradients too; weights too."""
+    offload: Literal["optimizer", "all"] | None = None
+    """What waits in the CPU's memory: masters and moments; with zero_stage 3 also the weights."""
+    activation_checkpointing: bool = False
+    """Compute activations a second time in the backward pass instead of keeping them."""
+
+    @field_validator("dtype", mode="before")
+    @classmethod
+    def _not_float16(cls, value: Any) -> Any:
+        if value in ("float16", "fp16", "half"):
+            raise ValueError("float16 overflows without loss scaling, which skips updates as it searches its scale, so "
+                             "results would depend on its history; use bfloat16, or float32 where the GPU has none")
+        return value
 
 
 class RunSpec(Section):

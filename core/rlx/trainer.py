@@ -11,14 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlx.batching import micro_batches, row_lengths
+from rlx.batching import concatenate, row_lengths, share_out
 from rlx.engine import Engine
 from rlx.handles import RunContext
 from rlx.metrics import Accumulator, Phases
 from rlx.ranks import Ranks
 from rlx.sources import Source
 from rlx.spec import RunSpec, TrainSpec
-from rlx_sdk import Algorithm, Batch, Mean, Role, TrainingError
+from rlx_sdk import Algorithm, Batch, Max, Mean, Metric, Role, TrainingError
 
 NO_UPDATE = ("no row had a trainable token and a reward, or the gradient was not finite, or the algorithm held it "
              "back; look at reward/judged, pairs and skipped/* in metrics.jsonl")
@@ -37,6 +37,10 @@ class Recorder(Protocol):
 
     def save(self, trainer: Trainer) -> None:
         """Write a checkpoint."""
+        ...
+
+    def note(self, text: str) -> None:
+        """One thing the user should know."""
         ...
 
 
@@ -83,16 +87,18 @@ class Trainer:
             raise TrainingError(f"the data ended at step {self.step} of {self.total_steps}")
         with phase("prepare"), torch.no_grad():
             batch = self.algorithm.prepare(collected.data, self.context)
-        found.add({**batch.metrics, "update/tokens": Mean(self._trained_tokens(batch), 1 / self.ranks.world)})
+            whole = concatenate(self.ranks.gather(batch))
+        found.add({**batch.metrics, "update/tokens": Mean(self._trained_tokens(whole), 1)})
         with phase("update"):
-            self._count_skipped(self._update(batch, found))
+            self._count_skipped(self._update(whole, found))
         self.step += 1
         with phase("sync"):
             self._sync()
         with phase("record"):
+            found.add(_memory())
             metrics = {**collected.metrics, **found.reduce()}
             self.algorithm.after_step(metrics)
-        self.recorder.step(self.step, {**metrics, **_timing(phase, metrics), **_memory()}, collected.samples)
+        self.recorder.step(self.step, {**metrics, **_timing(phase, metrics)}, collected.samples)
 
     @torch.no_grad()
     def evaluate(self) -> None:
@@ -105,15 +111,16 @@ class Trainer:
             return
         batch = self.algorithm.prepare(collected.data, self.context)
         found.add(batch.metrics, "eval/")
+        whole = concatenate(self.ranks.gather(batch))
         for role in self.engines:
-            for _ in self._losses(role, batch, torch.arange(len(batch)), found, "eval/"):
+            for _ in self._losses(role, whole, found, "eval/"):
                 pass  # only measured
         metrics = {**{f"eval/{name}": value for name, value in collected.metrics.items()}, **found.reduce()}
         self.recorder.evaluated(self.step, metrics, collected.samples)
         self._sync()  # the backend has given its weights back
 
     def _update(self, batch: Batch, found: Accumulator) -> bool:
-        """All passes over one batch; whether every role that trains in this step moved."""
+        """All passes over the batch of all ranks; whether every role that trains in this step moved."""
         trained = {role: False for role in self.engines if self.algorithm.trains(role, self.step)}
         index = self.step * self.train.update_epochs * self.train.minibatches
         generator = torch.Generator().manual_seed(self.run.seed * 1_000_003 + self.step)
@@ -121,17 +128,16 @@ class Trainer:
             order = torch.randperm(len(batch), generator=generator)
             for rows in order.tensor_split(self.train.minibatches):
                 for role in trained:
-                    trained[role] |= self._minibatch(role, batch, rows, found, index)
+                    trained[role] |= self._minibatch(role, batch[rows], found, index)
                 index += 1
         return all(trained.values())
 
-    def _minibatch(self, role: Role, batch: Batch, rows: Tensor, found: Accumulator, index: int) -> bool:
+    def _minibatch(self, role: Role, batch: Batch, found: Accumulator, index: int) -> bool:
         """One optimizer step, ``index`` of the run: ``Σ weight·loss / Σ weight`` over the minibatch of all ranks."""
-        engine = self.engines[role]
-        total = float(self.ranks.sum(batch.weight[role][rows].sum()))
+        engine, total = self.engines[role], float(batch.weight[role].sum())
         if total == 0:
             return False
-        for weighted in self._losses(role, batch, rows, found):
+        for weighted in self._losses(role, batch, found):
             engine.backward(weighted * (self.ranks.world / total))
         result = engine.step(index)
         found.add({f"lr/{role}": Mean(result.lr, 1), f"skipped/{role}": Mean(result.skipped, 1)})
@@ -139,17 +145,16 @@ class Trainer:
             found.add({f"grad_norm/{role}": Mean(result.grad_norm, 1)})
         return not result.skipped
 
-    def _losses(self, role: Role, batch: Batch, rows: Tensor, found: Accumulator,
-                prefix: str = "") -> Iterator[Tensor]:
-        """``Σ weight·loss`` of each micro-batch."""
-        device = self.engines[role].device
-        for micro in micro_batches(row_lengths(batch)[rows], self.train.micro_tokens):
-            part = batch[rows[micro]].to(device)
-            weight = part.weight[role]
-            loss = self.algorithm.loss(role, part, self.context)
-            # Rows of weight 0 are padding or were never judged; they may hold anything.
-            weighted = (torch.where(weight > 0, loss.rows, torch.zeros_like(loss.rows)) * weight).sum()
-            found.add({f"loss/{role}": Mean(weighted, weight.sum()), **loss.metrics}, prefix)
+    def _losses(self, role: Role, batch: Batch, found: Accumulator, prefix: str = "") -> Iterator[Tensor]:
+        """``Σ weight·loss`` of each of this rank's micro-batches."""
+        device, train = self.engines[role].device, self.train
+        used = batch[batch.weight[role] > 0]  # what has no weight may hold anything
+        for part, real in share_out(used, train.micro_tokens, train.micro_batch, self.ranks) if len(used) else ():
+            rows = part.to(device)
+            weight, loss = rows.weight[role], self.algorithm.loss(role, rows, self.context)
+            weighted = (loss.rows * weight).sum()
+            if real:
+                found.add({f"loss/{role}": Mean(weighted, weight.sum()), **loss.metrics}, prefix)
             yield weighted
 
     def _trained_tokens(self, batch: Batch) -> int:
@@ -171,12 +176,12 @@ class Trainer:
                 "algorithm": self.algorithm.state_dict(), "updates": {r: e.updates for r, e in self.engines.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any], weights: Callable[[Role], Mapping[str, Tensor]]) -> None:
-        """Stand where `state_dict` was taken; ``weights`` gives each role's `Engine.state_dict`."""
+        """Stand where `state_dict` was taken; ``weights`` gives what each role's `Engine.state` gave, by name."""
         self.step, self.skipped = state["step"], state["skipped"]
         self.source.load_state_dict(state["source"])
         self.algorithm.load_state_dict(state["algorithm"])
         for role, engine in self.engines.items():
-            engine.load_state_dict(weights(role), state["updates"][role])
+            engine.load_state(weights(role), state["updates"][role])
 
 
 def seed_everything(seed: int, step: int, rank: int) -> None:
@@ -198,5 +203,5 @@ def _timing(phase: Phases, metrics: Mapping[str, float]) -> dict[str, float]:
     return {**times, **speeds}
 
 
-def _memory() -> dict[str, float]:
-    return {"memory/peak_gb": torch.cuda.max_memory_allocated() / 2**30} if torch.cuda.is_available() else {}
+def _memory() -> dict[str, Metric]:
+    return {"memory/peak_gb": Max(torch.cuda.max_memory_allocated() / 2**30)} if torch.cuda.is_available() else {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import sys
 import time
 from collections import deque
@@ -43,6 +44,10 @@ class View:
         self._live: Any = None
         self._first: list[dict[str, Any]] | None = None
         self._began, self._start, self._total = time.monotonic(), 0, 0
+
+    def silent(self) -> View:
+        """One that shows nothing, for processes other than the first."""
+        return View(io.StringIO())
 
     def note(self, text: str) -> None:
         """One thing the user should know."""

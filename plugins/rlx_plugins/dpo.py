@@ -25,6 +25,7 @@ from rlx_sdk import (
     Role,
     Rollouts,
     Sequences,
+    Sum,
 )
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ class DPO(Algorithm[Rollouts | Pairs]):
                      for name, side in (("chosen", chosen), ("rejected", rejected))}
         ones = reference["ref_chosen"].new_ones(len(chosen))
         return Batch({"chosen": chosen, "rejected": rejected}, {"policy": ones}, reference,
-                     {"pairs": Mean(len(chosen), 1)})
+                     {"pairs": Sum(len(chosen))})
 
     def loss(self, role: Role, rows: Batch, ctx: Context) -> Loss:
         """One loss a pair."""

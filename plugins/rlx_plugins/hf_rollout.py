@@ -28,10 +28,11 @@ class HFRollout:
 
     def generate(self, requests: Sequence[Request]) -> Iterator[tuple[int, list[Generation]]]:
         """Prompts of like length together, as many rows as the token budget allows."""
-        for group in self._batches(requests):
-            done = iter(self._sample([requests[i] for i in group]))
-            for i in group:
-                yield i, [next(done) for _ in range(requests[i].n)]
+        with self._context.whole():
+            for group in self._batches(requests):
+                done = iter(self._sample([requests[i] for i in group]))
+                for i in group:
+                    yield i, [next(done) for _ in range(requests[i].n)]
 
     def sync(self, weights: Iterator[tuple[str, Tensor]], version: int) -> Fingerprint | None:
         """Nothing to copy."""

@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 
 from rlx import ops
 from rlx.ops import Aggregation, KLEstimator
-from rlx_sdk import Algorithm, Batch, Config, Context, Loss, Mean, Metric, Needs, Role, Rollouts, Sequences
+from rlx_sdk import Algorithm, Batch, Config, Context, Loss, Mean, Metric, Needs, Role, Rollouts, Sequences, Sum
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -112,7 +112,7 @@ class PPO(Algorithm[Rollouts]):
         seqs = seqs.with_(old_logprobs=old_logprobs, advantages=advantages, old_values=values, returns=returns, **extra)
         weight: dict[Role, Tensor] = {"policy": ops.row_weights(seqs.mask, o.aggregation),
                                       "critic": ops.row_weights(seqs.mask, "token-mean")}
-        metrics["completions"] = Mean(ctx.all_sum(seqs.length.new_tensor(len(seqs))), 1)
+        metrics["completions"] = Sum(len(seqs))
         return Batch({"completion": seqs}, weight, metrics=metrics)
 
     def _kl_metrics(self, log_ratio: Tensor, mask: Tensor) -> dict[str, Metric]:

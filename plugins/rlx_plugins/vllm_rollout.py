@@ -37,7 +37,8 @@ class VLLMRollout:
         self._config = copy.deepcopy(context.policy.config)
         self._config.architectures = [type(context.policy).__name__]
         self._names = {name for name, _ in context.policy.named_parameters()}
-        self._size = sum(weight.numel() for weight in context.policy.parameters())
+        # Under ZeRO-3 a weight holds nothing, and says in ds_numel what it stands for.
+        self._size = sum(getattr(weight, "ds_numel", weight.numel()) for weight in context.policy.parameters())
         self._engine: Engine | None = None
         self._version: int | None = None
 

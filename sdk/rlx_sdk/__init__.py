@@ -47,7 +47,7 @@ if TYPE_CHECKING:
         TrackerContext,
         ValueModel,
     )
-    from rlx_sdk.data import Batch, Demonstrations, Loss, Max, Mean, Metric, Min, Pairs, Role, Rollouts, Sequences
+    from rlx_sdk.data import Batch, Demonstrations, Loss, Max, Mean, Metric, Min, Pairs, Role, Rollouts, Sequences, Sum
 
 __all__ = [
     "Algorithm",
@@ -95,6 +95,7 @@ __all__ = [
     "Scores",
     "Sequences",
     "SpecError",
+    "Sum",
     "Tracker",
     "TrackerContext",
     "TrackerPlugin",

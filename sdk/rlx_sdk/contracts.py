@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, runtime_checkable
@@ -138,7 +139,10 @@ class Algorithm(ABC, Generic[D]):
 
     @abstractmethod
     def loss(self, role: Role, rows: Batch, ctx: Context) -> Loss:
-        """The loss of some rows for one trained role, on the graph."""
+        """The loss of some rows for one trained role, on the graph.
+
+        Must be finite for a row with an empty mask: with several ranks such rows fill up.
+        """
 
     def trains(self, role: Role, step: int) -> bool:
         """Whether the role is updated in this step (critic warm-up)."""
@@ -272,6 +276,7 @@ class RolloutContext:
         device: of this rank.
         dtype: of the policy's weights, e.g. ``float32``.
         max_length: prompt and completion together, in tokens.
+        whole: to be entered by every rank around a generation with ``policy`` itself, whose weights may be split.
     """
 
     policy: Any
@@ -281,6 +286,7 @@ class RolloutContext:
     device: str
     dtype: str
     max_length: int
+    whole: Callable[[], AbstractContextManager[None]] = nullcontext
 
 
 class RolloutBackend(Protocol):

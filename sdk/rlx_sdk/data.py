@@ -101,6 +101,13 @@ class Mean:
 
 
 @dataclass(frozen=True, slots=True)
+class Sum:
+    """A metric added up over micro-batches and ranks."""
+
+    value: Tensor | float
+
+
+@dataclass(frozen=True, slots=True)
 class Max:
     """A metric whose largest value is reported."""
 
@@ -114,7 +121,7 @@ class Min:
     value: Tensor | float
 
 
-Metric = Mean | Max | Min
+Metric = Mean | Sum | Max | Min
 
 
 @dataclass(frozen=True, slots=True)

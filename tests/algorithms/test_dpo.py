@@ -133,7 +133,7 @@ def test_the_best_and_the_worst_of_each_prompt_make_the_pair(rollouts, context, 
     width = data.seqs.tokens.shape[1]
     assert {(b // width, w // width) for b, w in zip(best, worst, strict=True)} == {(4, 2), (1, 3)}
     assert batch.weight["policy"].tolist() == [1, 1]
-    assert mean(batch.metrics["pairs"]) == 2
+    assert batch.metrics["pairs"].value == 2
 
 
 @pytest.mark.parametrize(("rewards", "judged", "pair"), [
@@ -154,7 +154,7 @@ def test_only_judged_completions_that_differ_make_a_pair(rollouts, context, zero
     assert found == ([[], []] if pair is None else [[pair[0]], [pair[1]]])
     loss = dpo().loss("policy", batch, context(policy=zeros))
     assert loss.rows.sum().item() == pytest.approx(0.69314718 if pair else 0)
-    assert float(loss.metrics["rewards/accuracy"].count) == len(batch) == mean(batch.metrics["pairs"])
+    assert float(loss.metrics["rewards/accuracy"].count) == len(batch) == batch.metrics["pairs"].value
 
 
 def test_rewards_turn_it_to_its_own_samples():

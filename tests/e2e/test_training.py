@@ -224,13 +224,14 @@ def test_changed_data_and_algorithm_are_refused_and_a_changed_learning_rate_is_s
 QUICK = Path(rlx.__file__).parent / "quickstart"
 
 
-def test_lora_trains_an_adapter_and_leaves_a_merged_model(train):
+@pytest.mark.parametrize("stage", [1, 3])
+def test_lora_trains_an_adapter_and_leaves_a_merged_model(train, stage):
     """The reference is the policy without its adapter; actor/ is the sum, adapter/ the adapter alone."""
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
     settings = {"model": {"path": str(QUICK / "rlx-tiny"), "lora": {"rank": 4, "alpha": 8}},
-                "data": {"path": str(QUICK / "prompts.parquet")}}
+                "data": {"path": str(QUICK / "prompts.parquet")}, "engine": {"zero_stage": stage}}
     result = train("dpo", **settings, run={"name": "lora"})
 
     lines = [line for line in metrics_of(result.run) if "loss/policy" in line]

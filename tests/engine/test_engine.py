@@ -23,6 +23,9 @@ class Net(torch.nn.Module):
         torch.manual_seed(0)
         self.model = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Tanh(), torch.nn.Linear(7, 1))
 
+    def example(self, device: torch.device) -> tuple[torch.Tensor]:
+        return (torch.ones(1, 5, device=device),)
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = self.model(x).squeeze(-1)
         return out
@@ -30,7 +33,7 @@ class Net(torch.nn.Module):
 
 def make_engine(optim: OptimSpec, total: int = 10) -> Engine:
     with library_log(None):
-        start_distributed("cpu")
+        start_distributed()
         return Engine(Net(), optim, total, torch.float32)
 
 
@@ -104,13 +107,13 @@ def test_a_gradient_that_is_not_finite_skips_the_update_and_the_next_one_works()
 def test_state_goes_into_a_fresh_engine_and_continues_bit_for_bit(done):
     straight = make_engine(OPTIM)
     run(straight, range(done), [7])
-    saved, updates = {k: v.clone() for k, v in straight.state_dict().items()}, straight.updates
+    saved, updates = {k: v.clone() for k, v in straight.state()}, straight.updates
     run(straight, range(done, 6), [7])
 
     fresh = make_engine(OPTIM)
     run(fresh, range(40, 42), [7])  # another state to be overwritten
-    fresh.load_state_dict(saved, updates)
-    assert all(torch.equal(saved[k], v) for k, v in fresh.state_dict().items())
+    fresh.load_state(saved, updates)
+    assert all(torch.equal(saved[k], v) for k, v in fresh.state())
     run(fresh, range(done, 6), [7])
 
     for a, b in zip(straight.module.parameters(), fresh.module.parameters(), strict=True):
@@ -119,10 +122,10 @@ def test_state_goes_into_a_fresh_engine_and_continues_bit_for_bit(done):
 
 def test_a_checkpoint_of_another_model_is_refused_by_weight():
     engine = make_engine(OPTIM)
-    state = engine.state_dict()
+    state = dict(engine.state())
     state["weight/0.weight"] = torch.zeros(3, 3)
     with pytest.raises(CheckpointError, match=r"shape \(3, 3\) for the weight '0.weight' of shape \(7, 5\)"):
-        engine.load_state_dict(state, 0)
+        engine.load_state(state, 0)
 
 
 @pytest.mark.parametrize(("schedule", "expected"), [

@@ -5,26 +5,19 @@ import torch
 
 from rlx.metrics import Accumulator
 from rlx.ranks import Ranks
-from rlx_sdk import Max, Mean, Min
+from rlx_sdk import Max, Mean, Min, Sum
 
 
 @dataclass(frozen=True)
 class Peers(Ranks):
-    """Ranks that run one after the other: each hears from all others what they said when they ran before."""
+    """Ranks that run one after the other: each hears what all of them said when they ran before."""
 
-    said: list[list[torch.Tensor]] = field(default_factory=list)
-    own: list[torch.Tensor] = field(default_factory=list)
+    said: list = field(default_factory=list)
+    own: list = field(default_factory=list)
 
-    def _hear(self, tensor, reduce):
-        self.own.append(tensor)
-        peers = [one[len(self.own) - 1] for one in self.said]
-        return reduce(torch.stack(peers)) if peers else tensor
-
-    def sum(self, tensor):
-        return self._hear(tensor, lambda all_: all_.sum(0))
-
-    def max(self, tensor):
-        return self._hear(tensor, lambda all_: all_.amax(0))
+    def gather(self, value):
+        self.own.append(value)
+        return self.said or [value]
 
 
 def over_ranks(ranks):
@@ -38,7 +31,7 @@ def over_ranks(ranks):
             for metrics in micro:
                 found.add(metrics)
             results.append(found.reduce())
-            heard.append(peers.own)
+            heard += peers.own
         return results, heard
 
     return run(run([])[1])[0]
@@ -83,9 +76,19 @@ def test_a_rank_without_anything_to_measure_does_not_spoil_an_extreme():
     assert over_ranks(ranks) == [{"top": -3, "low": 5}] * 2
 
 
+def test_a_sum_is_over_all_micro_batches_and_ranks():
+    assert over_ranks([[{"pairs": Sum(2)}, {"pairs": Sum(torch.tensor(3))}], [{"pairs": Sum(4)}]]) == [{"pairs": 9}] * 2
+
+
+def test_ranks_may_measure_different_things():
+    ranks = [[{"kl": Mean(1, 2)}], [{"kl": Mean(1, 2), "rare": Mean(3, 1), "top": Max(1)}], []]
+    assert over_ranks(ranks) == [{"kl": 0.5, "rare": 3, "top": 1}] * 3
+
+
 def test_a_number_that_is_not_one_is_shown():
     assert str(alone({"loss": Mean(torch.nan, 3)})) == "{'loss': nan}"
     assert str(alone({"top": Max(torch.nan)}, {"top": Max(1.0)})) == "{'top': nan}"
+    assert str(over_ranks([[{"top": Max(torch.nan)}], [{"top": Max(1.0)}]])[0]) == "{'top': nan}"
 
 
 def test_a_prefix_keeps_evaluation_apart():

@@ -12,7 +12,7 @@ NAMES = """
 Algorithm AlgorithmPlugin Batch CheckpointError Config Context DataError DataKind Demonstrations Fingerprint
 FinishReason Generation InputError Kind LanguageModel Loss Max Mean Message Metric Min ModelError Needs Pairs Plugin
 PluginError Request Reward RewardContext RewardError RewardPlugin RlxError Role RolloutBackend RolloutContext
-RolloutPlugin Rollouts RunError Sample Sampling Score ScoreModel Scores Sequences SpecError Tracker TrackerContext
+RolloutPlugin Rollouts RunError Sample Sampling Score ScoreModel Scores Sequences SpecError Sum Tracker TrackerContext
 TrackerPlugin TrainingError ValueModel hookimpl hookspec lazy reward
 """
 

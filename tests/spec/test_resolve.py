@@ -81,7 +81,7 @@ def test_yaml_1_2_numbers_are_numbers(plan, spec_file):
     ("train__optim", {"policy": {"betas": [0.9]}}, "'train.optim.policy.betas[1]' is missing"),
     ("train__optim", {"policy": {"betas": [0.9, "x"]}}, "'train.optim.policy.betas[1]' = 'x': input should be a valid"),
     ("run__name", 7, "'run.name' = 7: input should be a valid string"),
-    ("engine__dtype", "fp16", "'engine.dtype' = 'fp16': input should be 'auto', 'float32' or 'bfloat16'"),
+    ("engine__dtype", "fp16", "'engine.dtype': float16 overflows without loss scaling"),
     ("data__eval", [1], "'data.eval' = [1]: input should be a valid integer; or: input should be a valid string"),
     ("data__columns", {"prompt": 1}, "'data.columns.prompt' = 1: input should be a valid string"),
     ("algo__gamma", "x", "'algo.gamma' = 'x': input should be a valid number"),

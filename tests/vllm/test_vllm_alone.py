@@ -28,7 +28,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # vLLM's imports and kernels 
 @pytest.fixture
 def make():
     """Makes a small policy of some architecture, and a backend for it, beside a trainer's process group."""
-    start_distributed("cpu")
+    start_distributed()
 
     def make(kind, **options):
         policy = AutoModelForCausalLM.from_config(CONFIG_MAPPING[kind](

@@ -69,7 +69,7 @@ class Pair:
 @pytest.fixture(scope="module", params=["untied", "tied", "tied, packed"])
 def engine(request):
     """One engine for each kind of head; the last packs its linear layers, as vLLM for CPUs does by itself."""
-    start_distributed("cpu")  # as the trainer has done
+    start_distributed()  # as the trainer has done
     with pytest.MonkeyPatch.context() as patch:
         if "packed" in request.param:
             from vllm import _custom_ops

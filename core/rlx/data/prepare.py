@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,7 @@ class Prepared:
         kind: of data.
         table: ``row`` (index in the file), ``prompt`` and one column an answer, each a list of ids.
         dropped: rows left out because they were too long.
+        key: of file, tokenizer, limits and columns together, and of the part of the rows.
     """
 
     rows: Rows
@@ -59,6 +60,7 @@ class Prepared:
     kind: DataKind
     table: pa.Table
     dropped: int
+    key: str
 
     def __len__(self) -> int:
         """The number of usable rows."""
@@ -84,7 +86,8 @@ class Prepared:
             raise DataError(f"data.eval: {held_out} rows are to be held out of '{self.rows.file}', which has "
                             f"{count(len(self), 'usable row')}.")
         parts = (self.table.slice(0, cut), self.table.slice(cut))
-        first, last = (Prepared(self.rows, self.columns, self.kind, t, self.dropped) for t in parts)
+        first, last = (replace(self, table=table, key=f"{self.key}[{name}{cut}]")
+                       for table, name in zip(parts, (":", "-"), strict=True))
         return first, last
 
 
@@ -106,7 +109,7 @@ def prepare_rows(rows: Rows, kind: DataKind, tokenizer: Tokenizer, limits: Limit
     if not table.num_rows:
         raise DataError(f"data file '{rows.file}': all {count(len(rows), 'row')} are over the limits and were dropped. "
                         "Raise data.max_prompt or data.max_length.")
-    return Prepared(rows, theirs, kind, table, len(rows) - table.num_rows)
+    return Prepared(rows, theirs, kind, table, len(rows) - table.num_rows, key)
 
 
 def _renamed(row: dict[str, Any], theirs: Mapping[str, str]) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 from torch import Tensor
@@ -22,7 +22,7 @@ def has_lora(model: Any) -> bool:
     return hasattr(model, "peft_config")
 
 
-def merged_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
+def merged_weights(model: Any, gathered: Callable[..., AbstractContextManager[Any]]) -> Iterator[tuple[str, Tensor]]:
     """Weights by the plain model's names, adapters added in; nothing in the model is changed."""
     from peft.tuners.lora import LoraLayer
 
@@ -32,24 +32,17 @@ def merged_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
         layer, _, leaf = name.partition(".base_layer.")
         if ".lora_" in name:
             continue
-        delta = layers[layer].get_delta_weight("default") if leaf == "weight" else 0
-        yield (f"{layer}.{leaf}" if leaf else name), (weight + delta if leaf else weight)
+        adapter = layers[layer].parameters() if leaf == "weight" else ()
+        with gathered(weight, *(p for p in adapter if p is not weight)):
+            delta = layers[layer].get_delta_weight("default") if leaf == "weight" else 0
+            yield (f"{layer}.{leaf}" if leaf else name), (weight + delta if leaf else weight)
 
 
 def without_adapter(model: Any, forward: Callable[..., Any]) -> Callable[..., Any]:
     """``forward`` as it was before training: the reference that costs no second model."""
 
     def call(*args: Any) -> Any:
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(model.disable_adapter())
+        with model.disable_adapter():
             return forward(*args)
 
     return call
-
-
-def save_merged(model: Any, folder: Any, adapter_folder: Any) -> None:
-    """The merged model as a plain HF folder, and the adapter alone beside it."""
-    base = model.get_base_model()
-    state = {name: weight.detach().contiguous() for name, weight in merged_weights(model)}
-    base.save_pretrained(folder, state_dict=state)
-    model.save_pretrained(adapter_folder)

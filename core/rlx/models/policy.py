@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from rlx.models.logprobs import install_logprob_head
-from rlx.models.lora import has_lora, merged_weights, save_merged
+from rlx.models.lora import has_lora, merged_weights
 from rlx_sdk import ModelError
+
+Gathered = Callable[..., AbstractContextManager[Any]]
+"""Makes parameters whole while it is entered."""
 
 
 class CausalLM(nn.Module):
@@ -25,6 +29,7 @@ class CausalLM(nn.Module):
         """Wrap the model; raises `ModelError` if its head does more than one linear map."""
         super().__init__()
         self.model = model
+        self._checkpointed: list[nn.Module] = []
         _refuse_transformed_logits(model)
         install_logprob_head(model.get_output_embeddings())
 
@@ -39,23 +44,31 @@ class CausalLM(nn.Module):
             entropy: compute it; without, it is 0 everywhere.
         """
         wanted = mask[:, 1:].bool()
-        hidden = self.model.get_decoder()(input_ids=tokens, use_cache=False).last_hidden_state
+        with _recomputing(self._checkpointed):
+            hidden = self.model.get_decoder()(input_ids=tokens, use_cache=False).last_hidden_state
         picked = self.model.get_output_embeddings()(hidden[:, :-1][wanted], targets=tokens[:, 1:][wanted],
                                                     temperature=temperature, entropy=entropy)
         logprobs, entropies = (_scatter(x, wanted) for x in picked)
         return logprobs, entropies
 
+    def weights(self, gathered: Gathered = nullcontext) -> Iterator[tuple[str, Tensor]]:
+        """All weights by the plain HF model's names, an adapter added in; ``gathered`` makes parameters whole."""
+        yield from (merged_weights if has_lora(self.model) else _plain_weights)(self.model, gathered)
 
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """All weights by the plain HF model's names, an adapter added in."""
-        yield from merged_weights(self.model) if has_lora(self.model) else self.model.named_parameters()
+    def save(self, folder: Path, weights: dict[str, Tensor], trained: dict[str, Tensor]) -> None:
+        """Write `weights` as a plain HF folder; those of an adapter also go, alone, into ``adapter`` beside it."""
+        lora = has_lora(self.model)
+        _save(self.model.get_base_model() if lora else self.model, folder, weights)
+        if lora:
+            self.model.save_pretrained(folder.parent / "adapter", state_dict=trained)
 
-    def save(self, folder: Path) -> None:
-        """Write a plain HF folder; an adapter also goes, alone, into ``adapter`` beside it."""
-        if has_lora(self.model):
-            save_merged(self.model, folder, folder.parent / "adapter")
-        else:
-            self.model.save_pretrained(folder)
+    def checkpoint_activations(self) -> None:
+        """Keep no activations of a layer in passes with gradients."""
+        self._checkpointed = _checkpointed_layers(self.model)
+
+    def example(self, device: torch.device) -> tuple[Tensor, ...]:
+        """Arguments of `forward` that reach every weight."""
+        return torch.zeros(1, 2, dtype=torch.long, device=device), torch.ones(1, 2, dtype=torch.bool, device=device)
 
 
 class Scorer(nn.Module):
@@ -68,20 +81,63 @@ class Scorer(nn.Module):
         """Wrap the model."""
         super().__init__()
         self.model = model
+        self._checkpointed: list[nn.Module] = []
 
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """All weights by the HF model's names."""
-        yield from self.model.named_parameters()
+    def weights(self, gathered: Gathered = nullcontext) -> Iterator[tuple[str, Tensor]]:
+        """All weights by the HF model's names; ``gathered`` makes parameters whole."""
+        yield from _plain_weights(self.model, gathered)
 
-    def save(self, folder: Path) -> None:
-        """Write a plain HF folder."""
-        self.model.save_pretrained(folder)
+    def save(self, folder: Path, weights: dict[str, Tensor], trained: dict[str, Tensor]) -> None:
+        """Write `weights` as a plain HF folder."""
+        _save(self.model, folder, weights)
+
+    def checkpoint_activations(self) -> None:
+        """Keep no activations of a layer in passes with gradients."""
+        self._checkpointed = _checkpointed_layers(self.model)
+
+    def example(self, device: torch.device) -> tuple[Tensor, ...]:
+        """Arguments of `forward` that reach every weight."""
+        return (torch.zeros(1, 2, dtype=torch.long, device=device),)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """``[B, T]`` float32: the number read off each token, having seen it and all before."""
-        hidden = getattr(self.model, self.model.base_model_prefix)(input_ids=tokens, use_cache=False).last_hidden_state
+        decoder = getattr(self.model, self.model.base_model_prefix)
+        with _recomputing(self._checkpointed):
+            hidden = decoder(input_ids=tokens, use_cache=False).last_hidden_state
         scores: Tensor = self.model.score(hidden).squeeze(-1)
         return scores.float()
+
+
+def _plain_weights(model: Any, gathered: Gathered) -> Iterator[tuple[str, Tensor]]:
+    for name, weight in model.named_parameters():
+        with gathered(weight):
+            yield name, weight
+
+
+def _save(model: Any, folder: Path, weights: dict[str, Tensor]) -> None:
+    buffers = {name: tensor for name, tensor in model.named_buffers() if name in model.state_dict()}
+    model.save_pretrained(folder, state_dict={**weights, **buffers})
+
+
+def _checkpointed_layers(model: Any) -> list[nn.Module]:
+    """Layers that HF can compute again; raises `ModelError` if it knows none."""
+    try:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    except ValueError as error:
+        raise ModelError(f"engine.activation_checkpointing: {type(model).__name__} does not support it") from error
+    return [module for module in model.modules() if getattr(module, "gradient_checkpointing", False)]
+
+
+@contextmanager
+def _recomputing(layers: list[nn.Module]) -> Iterator[None]:
+    """HF recomputes in train mode only, in which it also uses dropout and no KV cache: so only these, only now."""
+    for layer in layers:
+        layer.training = torch.is_grad_enabled()
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.training = False
 
 
 def _scatter(picked: Tensor, wanted: Tensor) -> Tensor:

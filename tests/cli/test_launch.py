@@ -1,0 +1,29 @@
+"""Where a process stands, as each launcher says it, and what is told of processes that failed."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlx.launch import Place, place_of
+
+SLURM = {"SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_STEP_NUM_TASKS": "8", "SLURM_STEP_NUM_NODES": "2",
+         "SLURM_STEP_NODELIST": "gpu[07-09,12]", "SLURM_JOB_ID": "123456"}
+
+
+@pytest.mark.parametrize(("environ", "place"), [
+    ({}, Place()),
+    ({"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "n1",
+      "MASTER_PORT": "1234"}, Place(3, 4, 1, 2, "n1", 1234)),
+    ({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_SIZE": "2", "MASTER_ADDR": "n1"},
+     Place(1, 2, 1, 2, "n1", 29500)),
+    (SLURM, Place(5, 8, 1, 4, "gpu07", 20000 + 123456 % 20000)),
+    ({**SLURM, "SLURM_STEP_NODELIST": "login,gpu3", "MASTER_PORT": "77"}, Place(5, 8, 1, 4, "login", 77)),
+    ({"SLURM_NTASKS": "8", "SLURM_PROCID": "0", "SLURM_JOB_ID": "1", "SLURM_STEP_NUM_TASKS": "1"}, Place()),
+], ids=["none", "torchrun", "deepspeed", "slurm", "slurm-list", "slurm-allocation-only"])
+def test_a_place_is_read_off_the_environment(environ, place):
+    assert place_of(environ) == place
+
+
+def test_deepspeed_finds_the_same_place():
+    place = Place(5, 8, 1, 4, "gpu07", 1234)
+    assert place_of(place.environment() | {"LOCAL_WORLD_SIZE": "4"}) == place

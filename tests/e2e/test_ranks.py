@@ -1,0 +1,134 @@
+"""Runs on two ranks, started by ``--gpus 2``."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from ..engine.ranks import run_ranks
+from .conftest import metrics_of
+
+PPO = ["--algo", "ppo", "--reward", "polite_length", "--set", "rollout.max_completion=12", "--set", "data.eval=4"]
+SMALL = ["--set", "train.batch_size=7", "--set", "train.minibatches=2", "--set", "run.save_every=1",
+         "--set", "run.keep=9"]
+FAILING = '''
+import os, signal, time
+from rlx_sdk import reward
+
+@reward("{name}")
+def {name}(samples):
+    """Fails on the second rank only."""
+    if os.environ.get("RANK") == "1":
+        {what}
+    return [1.0] * len(samples)
+'''
+
+
+def rlx(*arguments: str, python_path: Path | None = None) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, **({"PYTHONPATH": str(python_path)} if python_path else {})}
+    return subprocess.run([sys.executable, "-m", "rlx", *arguments], capture_output=True, text=True, check=False,
+                          env=environment)
+
+
+def train(runs: Path, name: str, *arguments: str) -> Path:
+    done = rlx("train", *SMALL, "--name", name, "--set", f"run.dir={runs}", *arguments)
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr
+    assert done.stdout.count("done: ") == 1, "only rank 0 prints"
+    return runs / name
+
+
+def same_metrics(one: Path, other: Path) -> None:
+    for a, b in zip(metrics_of(one), metrics_of(other), strict=True):
+        assert a == pytest.approx(b, rel=1e-3, abs=2e-4)
+
+
+def test_two_ranks_train_what_one_does_and_checkpoints_cross(tmp_path):
+    """ZeRO-3 on two ranks against ZeRO-1 on one, from the rollouts to the weights, and each continued by the other."""
+    one = train(tmp_path, "one", *PPO, "--steps", "2")
+    two = train(tmp_path, "two", *PPO, "--steps", "2", "--gpus", "2", "--set", "engine.zero_stage=3")
+    same_metrics(one, two)
+    samples = [sorted(f.name for f in (run / "samples").iterdir()) for run in (one, two)]
+    assert samples[0] == samples[1]
+
+    for run, flags in ((one, ["--gpus", "2", "--set", "engine.zero_stage=3"]), (two, ["--set", "engine.zero_stage=1"])):
+        done = rlx("resume", str(run), "--steps", "3", *flags)
+        assert done.returncode == 0, done.stderr
+    same_metrics(one, two)
+    for role in ("policy", "critic"):
+        states = [load_file(run / "checkpoints" / "global_step_3" / "state" / f"{role}.safetensors")
+                  for run in (one, two)]
+        for name, moment in states[0].items():
+            if name.startswith("exp_avg/"):
+                assert (states[1][name] - moment).norm() <= 1e-3 * moment.norm(), name
+
+
+def test_a_resumed_run_of_two_ranks_continues_bit_for_bit(tmp_path):
+    flags = ["--gpus", "2", "--set", "engine.zero_stage=3", *PPO]
+    straight = train(tmp_path, "straight", *flags, "--steps", "3")
+    shutil.copytree(straight, tmp_path / "broken")
+    shutil.rmtree(tmp_path / "broken" / "checkpoints" / "global_step_3")
+    done = rlx("resume", str(tmp_path / "broken"), "--gpus", "2")
+    assert done.returncode == 0, done.stderr
+    assert metrics_of(tmp_path / "broken") == metrics_of(straight)
+    for file in (straight / "checkpoints" / "global_step_3").rglob("*.safetensors"):
+        other = tmp_path / "broken" / file.relative_to(straight)
+        assert file.read_bytes() == other.read_bytes(), file.name
+
+
+ONE_ROW = """
+import rlx, sys
+for algo, more in (("ppo", {"reward": "polite_length", "rollout": {"max_completion": 4}}), ("dpo", {}), ("sft", {})):
+    rlx.train(algo=algo, quiet=True, steps=1, train={"batch_size": 1, "minibatches": 1}, data={"eval": 1},
+              run={"dir": sys.argv[1], "name": algo}, engine={"zero_stage": 3}, **more)
+"""
+
+
+def test_a_rank_may_have_nothing_to_do(tmp_path):
+    run_ranks(2, "-c", ONE_ROW, str(tmp_path))
+    for algo in ("ppo", "dpo", "sft"):
+        assert [line["step"] for line in metrics_of(tmp_path / algo) if "loss/policy" in line] == [1]
+
+
+@pytest.mark.parametrize(("name", "what", "code", "said"), [
+    ("raises", "raise ValueError('no such thing')", 1, "error: rank 1: reward 'raises'"),
+    ("killed", "os.kill(os.getpid(), signal.SIGKILL)", 1, "error: rank 1: it was killed by SIGKILL"),
+])
+def test_a_rank_that_dies_ends_all_with_its_own_error(tmp_path, name, what, code, said):
+    (tmp_path / "failing.py").write_text(FAILING.format(name=name, what=what))
+    info = tmp_path / "failing-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: failing\nVersion: 1\n")
+    (info / "entry_points.txt").write_text(f"[rlx]\n{name} = failing:{name}\n")
+    begin = time.monotonic()
+    done = rlx("train", "--algo", "ppo", "--reward", name, *SMALL, "--steps", "2", "--gpus", "2", "--set",
+               f"run.dir={tmp_path}", "--set", "rollout.max_completion=4", python_path=tmp_path)
+    assert done.returncode == code
+    assert done.stderr.startswith(said), done.stderr
+    assert done.stderr.count("error: ") == 1, done.stderr
+    assert time.monotonic() - begin < 60
+
+
+def test_bad_input_is_told_once_before_any_process_starts(tmp_path):
+    begin = time.monotonic()
+    done = rlx("train", "--algo", "pppo", "--gpus", "2")
+    assert (done.returncode, done.stderr.count("no algorithm 'pppo'")) == (2, 1)
+    assert time.monotonic() - begin < 10
+    data = tmp_path / "empty.jsonl"
+    data.write_text("")
+    done = rlx("train", "--algo", "sft", "--data", str(data), "--gpus", "2", "--set", f"run.dir={tmp_path}")
+    assert (done.returncode, done.stderr.count("has 0 rows")) == (2, 1)
+
+
+def test_json_is_one_document_also_of_several_ranks(tmp_path):
+    done = rlx("train", "--algo", "sft", *SMALL, "--steps", "1", "--gpus", "2", "--json",
+               "--set", f"run.dir={tmp_path}")
+    assert json.loads(done.stdout)["steps"] == 1

@@ -1,0 +1,192 @@
+"""One process of the invariance test: a few steps of every algorithm on given data, under each of several settings.
+
+    python invariance.py FOLDER
+
+Rank 0 writes ``<algorithm>-<data>/<setting>.safetensors`` (how the weights moved) and ``.json`` (metrics of each step).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from deepspeed.utils import safe_get_full_fp32_param
+from safetensors.torch import save_file
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+import rlx
+from rlx import build as building
+from rlx.engine import Engine
+from rlx.inputs import read_inputs
+from rlx.logs import library_log
+from rlx.plan import Plan, resolve
+from rlx.ranks import Ranks, start_distributed
+from rlx.registry import Registry
+from rlx.sources import Collected
+from rlx_sdk import Demonstrations, Pairs, Rollouts, Sequences
+
+QUICK = Path(rlx.__file__).parent / "quickstart"
+STEPS = 2
+# Prompt and completion tokens of each row; rows of a group have one prompt, and a group stays on one rank.
+LENGTHS = [(5, 40), (5, 1), (5, 17), (9, 3), (9, 26), (2, 8), (2, 33), (2, 12)]
+GROUPS = [0, 0, 0, 1, 1, 2, 2, 2]
+REWARDS = [1.0, -0.5, 0.25, 0.0, 1.5, -1.0, 0.75, float("nan")]  # the last one was not judged
+SETTINGS: dict[str, dict[str, Any]] = {
+    "zero1-whole": {"micro_batch": 8},
+    "zero1-rows1": {"micro_batch": 1},
+    "zero1-rows3": {"micro_batch": 3},
+    "zero1-tokens": {"micro_tokens": 64},
+    "zero1-offload-rows3": {"micro_batch": 3, "engine": {"offload": "optimizer"}},
+    "zero2-rows1": {"micro_batch": 1, "engine": {"zero_stage": 2}},
+    "zero2-offload-tokens": {"micro_tokens": 64, "engine": {"zero_stage": 2, "offload": "optimizer"}},
+    "zero3-rows1": {"micro_batch": 1, "engine": {"zero_stage": 3}},
+    "zero3-rows8": {"micro_batch": 8, "engine": {"zero_stage": 3}},
+    "zero3-recompute-tokens": {"micro_tokens": 64, "engine": {"zero_stage": 3, "activation_checkpointing": True}},
+    "zero3-offload-rows3": {"micro_batch": 3, "engine": {"zero_stage": 3, "offload": "all"}},
+    "lora-zero1-whole": {"micro_batch": 8, "lora": {"rank": 4}},
+    "lora-zero1-rows1": {"micro_batch": 1, "lora": {"rank": 4}},
+    "lora-zero2-offload-rows3": {"micro_batch": 3, "lora": {"rank": 4},
+                                 "engine": {"zero_stage": 2, "offload": "optimizer"}},
+    "lora-zero3-tokens": {"micro_tokens": 64, "lora": {"rank": 4}, "engine": {"zero_stage": 3}},
+}
+
+
+def random_sequences(lengths: list[tuple[int, int]], seed: int) -> Sequences:
+    """Random tokens, with random garbage in the padding too."""
+    generator = torch.Generator().manual_seed(seed)
+    length = torch.tensor([p + c for p, c in lengths])
+    tokens = torch.randint(8, 3000, (len(lengths), int(length.max()) + 3), generator=generator)
+    place = torch.arange(tokens.shape[1])
+    mask = (place >= torch.tensor([p for p, _ in lengths])[:, None]) & (place < length[:, None])
+    logprobs = -6 - 4 * torch.rand(tokens.shape, generator=generator)
+    return Sequences(tokens, length, mask, {"rollout_logprobs": torch.where(mask, logprobs, 1e3)})
+
+
+def data_of(kind: str, groups: set[int]) -> Any:
+    """The rows of some groups."""
+    rows = torch.tensor([i for i, group in enumerate(GROUPS) if group in groups], dtype=torch.long)
+    seqs = random_sequences(LENGTHS, 1)
+    if kind == "rollouts":
+        rewards = torch.tensor(REWARDS)
+        return Rollouts(seqs[rows], rewards[rows], ~rewards[rows].isnan(), torch.tensor(GROUPS)[rows],
+                        torch.zeros(len(rows), dtype=torch.bool))
+    kept = Sequences(seqs.tokens, seqs.length, seqs.mask)[rows]
+    if kind == "demonstrations":
+        return Demonstrations(kept, rows)
+    other = random_sequences([(p, 1 + c // 2) for p, c in LENGTHS], 2)
+    return Pairs(kept, Sequences(other.tokens, other.length, other.mask)[rows], rows)
+
+
+class GivenSource:
+    """The same rows in every step; rank 0 of two has one group, rank 1 the others."""
+
+    def __init__(self, kind: str, ranks: Ranks) -> None:
+        self.data = data_of(kind, set(ranks.share(sorted(set(GROUPS)))))
+
+    def collect(self, phase: Any) -> Collected:
+        return Collected(self.data)
+
+    evaluate = collect
+
+    def sync(self, weights: Iterator[Any], version: int) -> None:
+        for _ in weights:
+            pass
+
+    def close(self) -> None: ...
+
+
+class Notes:
+    """A recorder that keeps the metrics."""
+
+    def __init__(self) -> None:
+        self.metrics: list[dict[str, float]] = []
+
+    def step(self, step: int, metrics: Any, samples: Any) -> None:
+        self.metrics.append({k: v for k, v in metrics.items() if not k.startswith(("time/", "speed/", "memory/"))})
+
+    def evaluated(self, step: int, metrics: Any, samples: Any) -> None:
+        self.step(step, metrics, samples)
+
+    def save(self, trainer: Any) -> None: ...
+
+    def note(self, text: str) -> None: ...
+
+
+def sgd(parameters: Any, optim: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=1.0)
+
+
+def small_model(folder: Path) -> None:
+    """The bundled model's tokenizer with fewer and larger random weights."""
+    config = LlamaConfig.from_pretrained(QUICK / "rlx-tiny", num_hidden_layers=2, hidden_size=64, head_dim=16,
+                                         intermediate_size=96, num_key_value_heads=2, initializer_range=0.1)
+    torch.manual_seed(0)
+    LlamaForCausalLM(config).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(QUICK / "rlx-tiny").save_pretrained(folder)
+
+
+def plan_of(registry: Registry, algo: str, rewards: bool, options: dict[str, Any], folder: Path) -> Plan:
+    optim = {"lr": 1.0, "grad_clip": 0.05}
+    train = {"steps": STEPS, "batch_size": 8, "minibatches": 2,
+             "optim": {"policy": optim} | ({"critic": optim} if algo == "ppo" else {}),
+             **{k: options[k] for k in ("micro_batch", "micro_tokens") if k in options}}
+    model = {"path": str(folder / "model")} | ({"lora": options["lora"]} if "lora" in options else {})
+    return resolve(registry, {
+        "algo": {"name": algo}, "model": model, "engine": options.get("engine", {}), "train": train,
+        "data": {"path": str(QUICK / "prompts.parquet"), "cache": str(folder / "cache")},
+        **({"rewards": [{"name": "polite_length"}]} if rewards else {})})
+
+
+def moved(plan: Plan, ranks: Ranks) -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]:
+    """How every trained weight moved, and the metrics."""
+    notes = Notes()
+    trainer = building.build(plan, read_inputs(plan), ranks, notes)
+    trainer.source.close()
+    trainer.source = GivenSource(plan.needs.data, ranks)
+    trainer.context.exact_rollouts = False
+    before = masters(trainer)
+    for _ in range(STEPS):
+        trainer.train_step()
+    trainer.evaluate()
+    after = masters(trainer)
+    return {name: after[name] - before[name] for name in before}, notes.metrics
+
+
+def masters(trainer: Any) -> dict[str, torch.Tensor]:
+    """The float32 weights of all roles."""
+    return {f"{role}/{name}": safe_get_full_fp32_param(parameter).cpu().flatten().clone()
+            for role, engine in trainer.engines.items() for name, parameter in engine._trained()}
+
+
+def main(folder: Path) -> None:
+    with library_log(None):
+        ranks = start_distributed()
+        ranks.first_does(lambda: small_model(folder / "model"))
+    building.Engine = functools.partial(Engine, make_optimizer=sgd)
+    registry = Registry.discover()
+    for entry in registry.entries("algorithm"):
+        options = entry.call("config")()
+        asked = [(given, entry.call("needs", options, given)) for given in (True, False)]
+        kinds = {needs.data: given for given, needs in asked if given == needs.rewards}
+        for kind, rewards in kinds.items():
+            for name, setting in SETTINGS.items():
+                begin = time.monotonic()
+                with library_log(None), contextlib.redirect_stdout(None):
+                    change, metrics = moved(plan_of(registry, entry.name, rewards, setting, folder), ranks)
+                if ranks.first:
+                    case = folder / f"{entry.name}-{kind}"
+                    case.mkdir(exist_ok=True)
+                    save_file(change, case / f"{name}.safetensors")
+                    (case / f"{name}.json").write_text(json.dumps(metrics))
+                    print(f"{time.monotonic() - begin:.1f} s {entry.name} {kind} {name}", flush=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,22 @@
+"""Several processes in a test."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+
+
+def run_ranks(world: int, *arguments: str) -> list[str]:
+    """Run a Python program on each of ``world`` ranks; their outputs. All must end well."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    place = {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    ranks = [subprocess.Popen([sys.executable, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                              env={**os.environ, **place, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+             for rank in range(world)]
+    outputs = [rank.communicate(timeout=600)[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0] * world, "\n".join(outputs)
+    return outputs

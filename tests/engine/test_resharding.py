@@ -1,0 +1,16 @@
+"""A checkpoint goes from any rank count, ZeRO stage and offload to any other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from .ranks import run_ranks
+from .resharding import LAYOUTS
+
+WORKER = str(Path(__file__).with_name("resharding.py"))
+
+
+def test_states_cross_rank_counts_stages_and_offload_bit_for_bit(tmp_path):
+    for world in (1, 2, 3, 1):
+        run_ranks(world, WORKER, str(tmp_path))
+    assert len(list(tmp_path.glob("*.safetensors"))) == 3 * len(LAYOUTS)
