@@ -1,4 +1,4 @@
-"""``python -m benchmarks ppo [--steps N] [--json FILE]``: a fixed PPO job on the bundled model, measured by phase."""
+"""Speed: ``python -m benchmarks ppo`` is a fixed PPO job by phase, ``engine`` runs algorithms by ZeRO stage."""
 
 from __future__ import annotations
 
@@ -51,6 +51,24 @@ def ppo(steps: Annotated[int, typer.Option(help="Steps measured, after one of wa
     typer.echo(f"{'memory/peak_gb':<32} {figures['memory_peak_gb']:10.3f}")
     if out is not None:
         out.write_text(json.dumps(figures, indent=1), encoding="utf-8")
+
+
+@app.command()
+def engine(model: Annotated[str, typer.Option(help="HF folder; of a large job its tokenizer alone.")],
+           large: Annotated[bool, typer.Option(help="Random weights of Qwen2.5-7B's shape.")] = False,
+           steps: Annotated[int, typer.Option(help="Steps measured, after one of warm-up.")] = 3,
+           batch: Annotated[int, typer.Option(help="Rows a step.")] = 32,
+           words: Annotated[int, typer.Option(help="Words of an answer.")] = 800,
+           out: Annotated[Path | None, typer.Option("--json", help="Also write them to this file.")] = None) -> None:
+    """PPO, DPO and SFT by ZeRO stage, offload and more: tokens a second and peak memory."""
+    from benchmarks.engine import measure
+
+    found = []
+    for job in measure(model, large, steps, batch, words):
+        typer.echo(json.dumps(job))
+        found.append(job)
+        if out is not None:
+            out.write_text(json.dumps({"versions": _versions(), "jobs": found}, indent=1), encoding="utf-8")
 
 
 def _peak(lines: list[dict[str, float]]) -> float:

@@ -1,6 +1,6 @@
 """One process of the invariance test: a few steps of every algorithm on given data, under each of several settings.
 
-    python invariance.py FOLDER
+    python invariance.py FOLDER [DTYPE]
 
 Rank 0 writes ``<algorithm>-<data>/<setting>.safetensors`` (how the weights moved) and ``.json`` (metrics of each step).
 """
@@ -139,7 +139,8 @@ def plan_of(registry: Registry, algo: str, rewards: bool, options: dict[str, Any
              **{k: options[k] for k in ("micro_batch", "micro_tokens") if k in options}}
     model = {"path": str(folder / "model")} | ({"lora": options["lora"]} if "lora" in options else {})
     return resolve(registry, {
-        "algo": {"name": algo}, "model": model, "engine": options.get("engine", {}), "train": train,
+        "algo": {"name": algo}, "model": model,
+        "engine": {"dtype": options["dtype"], **options.get("engine", {})}, "train": train,
         "data": {"path": str(QUICK / "prompts.parquet"), "cache": str(folder / "cache")},
         **({"rewards": [{"name": "polite_length"}]} if rewards else {})})
 
@@ -165,7 +166,7 @@ def masters(trainer: Any) -> dict[str, torch.Tensor]:
             for role, engine in trainer.engines.items() for name, parameter in engine._trained()}
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, dtype: str = "float32") -> None:
     with library_log(None):
         ranks = start_distributed()
         ranks.first_does(lambda: small_model(folder / "model"))
@@ -179,7 +180,7 @@ def main(folder: Path) -> None:
             for name, setting in SETTINGS.items():
                 begin = time.monotonic()
                 with library_log(None), contextlib.redirect_stdout(None):
-                    change, metrics = moved(plan_of(registry, entry.name, rewards, setting, folder), ranks)
+                    change, metrics = moved(plan_of(registry, entry.name, rewards, {**setting, "dtype": dtype}, folder), ranks)
                 if ranks.first:
                     case = folder / f"{entry.name}-{kind}"
                     case.mkdir(exist_ok=True)
@@ -189,4 +190,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), *sys.argv[2:])
