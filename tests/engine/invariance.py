@@ -173,14 +173,14 @@ def main(folder: Path, dtype: str = "float32") -> None:
     building.Engine = functools.partial(Engine, make_optimizer=sgd)
     registry = Registry.discover()
     for entry in registry.entries("algorithm"):
-        options = entry.call("config")()
-        asked = [(given, entry.call("needs", options, given)) for given in (True, False)]
+        asked = [(given, entry.call("needs", entry.call("config")(), given)) for given in (True, False)]
         kinds = {needs.data: given for given, needs in asked if given == needs.rewards}
         for kind, rewards in kinds.items():
             for name, setting in SETTINGS.items():
                 begin = time.monotonic()
                 with library_log(None), contextlib.redirect_stdout(None):
-                    change, metrics = moved(plan_of(registry, entry.name, rewards, {**setting, "dtype": dtype}, folder), ranks)
+                    options = {**setting, "dtype": dtype}
+                    change, metrics = moved(plan_of(registry, entry.name, rewards, options, folder), ranks)
                 if ranks.first:
                     case = folder / f"{entry.name}-{kind}"
                     case.mkdir(exist_ok=True)
