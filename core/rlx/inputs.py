@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlx.data import Limits, Prepared, Tokenizer, load_tokenizer, open_rows, prepare_rows
+from rlx.data.files import Paths
 from rlx.plan import Plan, context_length
 from rlx.rewards import Provider, RewardPanel
 from rlx.text import listing
@@ -55,7 +56,7 @@ def _same_vocabulary(tokenizer: Tokenizer, reference: str, trust_remote_code: bo
                          "so their logprobs cannot be compared")
 
 
-def _prepare(plan: Plan, path: str, tokenizer: Tokenizer) -> Prepared:
+def _prepare(plan: Plan, path: Paths, tokenizer: Tokenizer) -> Prepared:
     data, cache = plan.spec.data, Path(plan.spec.data.cache).expanduser()
     try:
         return prepare_rows(open_rows(path, cache), plan.needs.data, tokenizer, _limits(plan), data.columns, cache)

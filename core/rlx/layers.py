@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+import glob
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -87,28 +88,34 @@ def read_spec_file(path: Path) -> Tree:
     if not isinstance(tree, dict):
         what = "is empty" if tree is None else f"holds a {type(tree).__name__}, not settings by name"
         raise SpecError([f"spec file '{path}' {what}. A minimal one:\n{MINIMAL}"])
-    for setting in _PATHS:
-        value = lookup(tree, setting)
-        if isinstance(value, str) and os.path.exists(path.parent / value):  # never raises; a template may be any text
-            assign(tree, setting, str(path.parent / value))
-    return tree
+    return _each_path(tree, _PATHS, lambda p: str(path.parent / p) if _is_there(path.parent / p) else p)
 
 
 def absolute_paths(tree: Tree) -> Tree:
     """The tree with every local path that exists made absolute, so that it means the same from any folder."""
-    for setting in _PATHS:
-        value = lookup(tree, setting)
-        if isinstance(value, str) and Path(value).exists():
-            assign(tree, setting, str(Path(value).absolute()))
-    return tree
+    return _each_path(tree, _PATHS, lambda p: str(Path(p).absolute()) if _is_there(Path(p)) else p)
+
+
+def _is_there(path: Path) -> bool:
+    """Whether a path or a pattern names a file; a chat template, which may be any text, does not."""
+    return os.path.exists(path) or ("{" not in str(path) and bool(glob.glob(str(path))))
 
 
 def expand_home(tree: Tree) -> Tree:
     """The tree with ``~`` written out in every path."""
-    for setting in (*_PATHS, "data.cache", "run.dir", "run.resume"):
+    settings = (*_PATHS, "data.cache", "run.dir", "run.resume")
+    return _each_path(tree, settings, lambda p: str(Path(p).expanduser()) if p.startswith("~") else p)
+
+
+def _each_path(tree: Tree, settings: Sequence[str], change: Callable[[str], str]) -> Tree:
+    """The tree with every path changed: a text, those of a list, or the names of a mapping."""
+    for setting in settings:
         value = lookup(tree, setting)
-        if isinstance(value, str) and value.startswith("~"):
-            assign(tree, setting, str(Path(value).expanduser()))
+        if isinstance(value, str):
+            assign(tree, setting, change(value))
+        elif isinstance(value, list | dict):
+            names = [change(path) if isinstance(path, str) else path for path in value]
+            assign(tree, setting, names if isinstance(value, list) else dict(zip(names, value.values(), strict=True)))
     return tree
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-Overlong = Literal["error", "drop"]
+Overlong = Literal["error", "drop", "truncate_left", "truncate_right"]
 
 
 class Section(BaseModel):
@@ -61,8 +61,9 @@ class ModelSpec(Section):
 class DataSpec(Section):
     """The training data."""
 
-    path: str
-    """A parquet or jsonl file, or hf:NAME through the datasets package."""
+    path: str | list[str] | dict[str, Annotated[float, Field(gt=0)]]
+    """A parquet, jsonl, json or csv file, a folder or pattern of them, or hf:NAME through the datasets package; a list
+    of these; or each with its weight in a pass over the data."""
     columns: dict[str, str] = {}
     """rlx's column name: the file's, e.g. prompt: Question."""
     max_prompt: int | None = Field(None, ge=1)
@@ -70,7 +71,8 @@ class DataSpec(Section):
     max_length: int | None = Field(None, ge=2)
     """Tokens of prompt and answer together, for pairs and demonstrations; default: the model's context."""
     overlong: Overlong = "error"
-    """What happens to longer rows: the file is refused, or they are left out and counted."""
+    """What happens to longer rows: the file is refused; they are left out and counted; or cut, and counted: the start
+    of the prompt (truncate_left), or the end of the prompt or of the answers (truncate_right)."""
     eval: int | str = Field(0, union_mode="left_to_right")
     """Rows held out from the end of the file for evaluation, or a file of its own."""
     cache: str = "~/.cache/rlx"
@@ -105,7 +107,7 @@ class RolloutSpec(Section):
     name: str = "hf"
     """The backend."""
     group_size: int | None = Field(None, ge=1)
-    """Completions a prompt; default: the fewest the algorithm can work with."""
+    """Completions a prompt; default: the algorithm's."""
     max_completion: int = Field(256, ge=1)
     """Tokens a completion may have."""
     temperature: float = Field(1.0, gt=0)
@@ -143,6 +145,7 @@ class OptimizersSpec(Section):
 
     policy: OptimSpec = OptimSpec()
     critic: OptimSpec = OptimSpec(lr=1e-5)
+    reward: OptimSpec = OptimSpec(lr=1e-5)
 
 
 class TrainSpec(Section):

@@ -101,7 +101,7 @@ def test_a_spec_with_mistakes(refused, model, spec, said):
 @pytest.mark.parametrize("command", ["train", "check"])
 @pytest.mark.parametrize(("file", "said"), [
     ("no_such_file.parquet", "there is no data file '"), ("base_promts.jsonl", "Did you mean 'base_prompts.jsonl'?"),
-    ("shards/*.parquet", "there is no data file '"), ("", "is a folder; name one file in it"),
+    ("shards/*.parquet", "there is no data file '"), ("", "files; name those of one kind, e.g. "),
     ("D25_zero_rows.parquet", "has 0 rows; there is nothing to train on"), ("D25_zero_rows.jsonl", "has 0 rows"),
     ("D13_bad_middle.jsonl", "D13_bad_middle.jsonl', line 4 is not valid JSON"),
     ("D37_wrong_layout.jsonl", "it has the columns Question, Answer. Map your columns to these names, e.g. --set data"),
@@ -115,7 +115,7 @@ def test_a_data_file(refused, model, command, file, said):
 
 def test_pairs_that_are_not_there_bring_both_ways_out(refused, model):
     message = refused("train", "--algo", "dpo", *offline(model, "base_prompts.jsonl"))
-    assert "needs a prompt column, and the columns chosen and rejected; it has the columns row_id, prompt" in message
+    assert "needs a prompt column, and the columns chosen and rejected (without a prompt, what both" in message
     assert "Or give --reward NAME: dpo then works with prompts alone" in message
 
 

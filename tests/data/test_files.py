@@ -101,7 +101,7 @@ def test_categories_may_differ_between_row_groups(tmp_path, cache):
     ("base_promts.jsonl", "base_promts.jsonl' (looked at /"),
     ("base_promts.jsonl", "Did you mean 'base_prompts.jsonl'?"),
     ("no_such_folder/data.parquet", "there is no data file"),
-    (".", "is a folder; name one file in it"),
+    (".", "files; name those of one kind, e.g. '"),
 ])
 def test_an_unusable_file_is_named(rows, file, said):
     with pytest.raises(DataError) as error:
@@ -132,9 +132,10 @@ def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path, cache):
 
 
 def test_other_kinds_of_files_are_refused_by_name(tmp_path, cache):
-    (tmp_path / "data.csv").write_text("prompt\na\n")
-    with pytest.raises(DataError, match=r"data\.csv': rlx reads \.parquet and \.jsonl files, not '\.csv'"):
-        open_rows(str(tmp_path / "data.csv"), cache)
+    (tmp_path / "data.xlsx").write_text("prompt\na\n")
+    with pytest.raises(DataError, match=r"data\.xlsx': rlx reads \.parquet, \.jsonl, \.json, \.csv files, also with "
+                                        r"\.gz, not '\.xlsx'"):
+        open_rows(str(tmp_path / "data.xlsx"), cache)
 
 
 def test_suffixes_may_be_capitals(tmp_path, cache):

@@ -1,10 +1,17 @@
 """Rows as people have them, and what is wrong with those that cannot be used."""
 
-import pytest
+import json
+from pathlib import Path
 
-from rlx.data.layouts import RowProblem, missing_columns, read_example
+import pytest
+import yaml
+
+from rlx.data import layouts
+from rlx.data.layouts import missing_columns, read_example
+from rlx.data.messages import RowProblem
 from rlx_sdk import DataError
 
+HH = "\n\nHuman: Is it?\n\nAssistant:"
 USER, ANSWER = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yo"}
 
 
@@ -26,6 +33,26 @@ USER, ANSWER = {"role": "user", "content": "Hi"}, {"role": "assistant", "content
      {"chosen": [ANSWER], "rejected": [USER, ANSWER]}),
     ({"instruction": "do", "chosen": "a", "rejected": "b"}, "pairs", [{"role": "user", "content": "do"}], ("a", "b"),
      {"chosen": "a", "rejected": "b"}),
+    ({"instruction": "do", "output": "o", "system": "Be.", "history": [["q", "a"]]}, "demonstrations",
+     [{"role": "system", "content": "Be."}, {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"},
+      {"role": "user", "content": "do"}], ("o",), {"output": "o"}),
+    ({"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Yo"}], "system": "Be."},
+     "demonstrations", [{"role": "system", "content": "Be."}, USER], ("Yo",), {}),
+    ({"messages": [{"role": "user", "content": [{"type": "text", "text": "H"}, {"type": "text", "text": "i"}]}]},
+     "rollouts", [USER], (), {}),
+    ({"text": "all of it", "n": 1}, "demonstrations", "", ("all of it",), {"n": 1}),
+    ({"prompt": "Hi", "completion": [ANSWER]}, "demonstrations", "Hi", ("Yo",), {"completion": [ANSWER]}),
+    ({"prompt": "p", "completion": "c", "label": True}, "labelled", "p", ("c",), {"completion": "c", "label": True}),
+    ({"prompt": "Hi", "chosen": [USER, ANSWER], "rejected": [USER, {**ANSWER, "content": "No"}]}, "pairs", [USER],
+     ("Yo", "No"), {"chosen": [USER, ANSWER], "rejected": [USER, {**ANSWER, "content": "No"}]}),
+    ({"chosen": HH + " Yes.", "rejected": HH + " Yes, but no."}, "pairs", HH, (" Yes.", " Yes, but no."),
+     {"chosen": HH + " Yes.", "rejected": HH + " Yes, but no."}),
+    ({"chosen": "One and two", "rejected": "One and three"}, "pairs", "One and", (" two", " three"),
+     {"chosen": "One and two", "rejected": "One and three"}),
+    ({"prompt": "p", "completions": ["a", "b", "c"], "scores": [0.5, 2, -1]}, "pairs", "p", ("b", "c"),
+     {"completions": ["a", "b", "c"], "scores": [0.5, 2, -1]}),
+    ({"prompt": [USER], "reward_model": {"ground_truth": "7"}}, "rollouts", [USER], (),
+     {"reward_model": {"ground_truth": "7"}, "ground_truth": "7"}),
 ])
 def test_known_layouts(row, kind, prompt, answers, rest):
     example = read_example(row, kind)
@@ -50,7 +77,31 @@ def test_three_ways_to_leave_input_empty_are_one(rows, tokenizer):
     ({"prompt": []}, "rollouts", "column 'prompt' should be a list of messages and is []"),
     ({"prompt": ["hi"]}, "rollouts", "column 'prompt' should hold turns like {\"role\": \"user\", \"content\": \"…\"}"),
     ({"prompt": [{"from": "human"}]}, "rollouts", "column 'prompt' should hold turns like"),
-    ({"prompt": [ANSWER]}, "rollouts", "column 'prompt' has no turn before the assistant's"),
+    ({"prompt": [ANSWER]}, "rollouts", "column 'prompt' should end with a user or tool turn and ends with 'assistant'"),
+    ({"messages": [ANSWER]}, "rollouts", "column 'messages' has no turn before the assistant's"),
+    ({"messages": [{"role": "user", "content": None}]}, "rollouts", "column 'messages' has a turn of 'user' whose"),
+    ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "rollouts", "column 'messages' has a turn of"),
+    ({"conversations": [{"from": "narrator", "value": "x"}]}, "rollouts",
+     "column 'conversations' has a turn from 'narrator'; known are system, developer, user, assistant, tool, human"),
+    ({"conversations": [{"from": "function_call", "value": "{"}]}, "rollouts", "column 'conversations' should be JSON"),
+    ({"conversations": [{"from": "function_call", "value": "[1]"}]}, "rollouts", "column 'conversations' has a f"),
+    ({"messages": [USER, ANSWER], "tools": "no"}, "demonstrations", "column 'tools' should be JSON text and is 'no'"),
+    ({"messages": [USER, ANSWER], "tools": "{}"}, "demonstrations", "column 'tools' should be a list of tools and is"),
+    ({"instruction": "a", "output": "b", "history": [["q"]]}, "demonstrations", "column 'history' should be a list of"),
+    ({"chosen": "abc", "rejected": "xyz"}, "pairs", "column 'chosen' shares no beginning with 'rejected', and"),
+    ({"chosen": HH + " Yes.\n\nHuman: Why?\n\nAssistant: So.", "rejected": HH + " No."}, "pairs",
+     "column 'chosen' and 'rejected' should be the same turns but for the last"),
+    ({"chosen": [USER, ANSWER], "rejected": [ANSWER, USER]}, "pairs", "column 'chosen' and 'rejected' should be the"),
+    ({"chosen": HH, "rejected": HH + " No."}, "pairs", "column 'chosen' is empty"),
+    ({"prompt": [USER], "chosen": [USER, ANSWER, USER, ANSWER], "rejected": [ANSWER]}, "pairs",
+     "column 'chosen' holds turns before its last that are not those of the prompt"),
+    ({"prompt": "p", "completions": ["a"], "scores": [1]}, "pairs", "column 'scores' should be as many numbers as"),
+    ({"prompt": "p", "completions": ["a", "b"], "scores": [1, 1]}, "pairs", "column 'scores' should be numbers that"),
+    ({"prompt": "p", "completions": ["a", "b"], "scores": [1, "x"]}, "pairs", "column 'scores' should be numbers that"),
+    ({"prompt": "p", "completion": "c"}, "labelled", "column 'label' should be true or false and is None"),
+    ({"prompt": "p", "completion": "c", "label": 0.5}, "labelled", "column 'label' should be true or false and is 0.5"),
+    ({"prompt": "p", "completion": "c", "label": [1]}, "labelled", "column 'label' should be true or false and is [1]"),
+    ({"text": " "}, "demonstrations", "column 'text' is empty"),
     ({"messages": None}, "rollouts", "column 'messages' should be a list of messages and is None"),
     ({"messages": [USER]}, "demonstrations", "column 'messages' should end with an assistant turn to learn and ends"),
     ({"messages": [USER, {"role": "assistant", "content": ""}]}, "demonstrations", "column 'messages' is empty"),
@@ -70,16 +121,20 @@ def test_what_is_wrong_with_a_row(row, kind, said):
 
 
 def test_nulls_that_arrow_put_into_turns_are_left_out():
-    turn = {"role": "user", "content": None, "name": None, "tool_calls": [1]}
-    [found] = read_example({"prompt": [turn]}, "rollouts").prompt
-    assert found == {"role": "user", "content": None, "tool_calls": [1]}
+    call = {"function": {"name": "f", "arguments": {"a": 1, "b": None}}}
+    turn = {"role": "assistant", "content": None, "name": None, "tool_calls": [call]}
+    [found] = read_example({"messages": [turn, ANSWER]}, "rollouts").prompt
+    assert found == {"role": "assistant", "content": "",
+                     "tool_calls": [{"function": {"name": "f", "arguments": {"a": 1}}}]}
 
 
 @pytest.mark.parametrize(("columns", "kind"), [
     (["prompt"], "rollouts"), (["messages"], "rollouts"), (["instruction", "output"], "rollouts"),
     (["prompt", "completion"], "demonstrations"), (["messages"], "demonstrations"),
     (["prompt", "messages"], "demonstrations"), (["instruction", "output"], "demonstrations"),
-    (["messages", "chosen", "rejected"], "pairs"),
+    (["messages", "chosen", "rejected"], "pairs"), (["chosen", "rejected"], "pairs"), (["conversations"], "rollouts"),
+    (["prompt", "completions", "scores"], "pairs"), (["text"], "demonstrations"),
+    (["prompt", "completion", "label"], "labelled"), (["conversations", "label"], "labelled"),
 ])
 def test_columns_that_suffice(columns, kind):
     assert missing_columns(columns, kind) is None
@@ -87,16 +142,18 @@ def test_columns_that_suffice(columns, kind):
 
 @pytest.mark.parametrize(("columns", "kind", "said"), [
     (["Question", "Answer"], "rollouts",
-     "needs a prompt column (instruction, prompt or messages); it has the columns Question, Answer. Map your columns "
-     "to these names, e.g. --set data.columns.prompt=Question."),
+     "needs a prompt column (instruction, prompt, messages or conversations); it has the columns Question, Answer. "
+     "Map your columns to these names, e.g. --set data.columns.prompt=Question."),
     (["promt", "n"], "rollouts", "--set data.columns.prompt=promt."),
     (["text"], "rollouts", "--set data.columns.prompt=text."),
     (["prompt", "Answer"], "demonstrations",
-     "needs a prompt and its answer (instruction and output, prompt and completion, or messages); it has the columns "
-     "prompt, Answer. Map your columns to these names, e.g. --set data.columns.completion=Answer."),
+     "needs a prompt and its answer (instruction and output, prompt and completion, messages, conversations or text); "
+     "it has the columns prompt, Answer. Map your columns to these names, e.g. --set data.columns.completion=Answer."),
     (["prompt", "text"], "demonstrations", "--set data.columns.completion=text."),
-    (["prompt", "chosen"], "pairs", "needs a prompt column, and the columns chosen and rejected; it has the columns"),
-    (["chosen", "rejected"], "pairs", "--set data.columns.prompt=NAME."),
+    (["prompt", "chosen"], "pairs", "prompt) or completions and scores; it has the columns prompt, chosen. Map"),
+    (["prompt", "completion"], "labelled", "and a column label of true and false; it has the columns prompt"),
+    (["prompt", "label"], "labelled", "--set data.columns.completion=NAME."),
+    (["completions", "scores"], "pairs", "--set data.columns.prompt=NAME."),
 ])
 def test_missing_columns_bring_those_found_and_the_way_out(columns, kind, said):
     assert said in missing_columns(columns, kind)
@@ -122,3 +179,34 @@ def test_many_bad_rows_are_counted_and_the_first_shown(tmp_path, prepare):
         prepare(tmp_path / "bad.jsonl")
     assert "1,999 rows cannot be used\n  row 2: " in str(error.value)
     assert str(error.value).endswith("row 4: column 'prompt' is missing or null\n  … and 1,996 more")
+
+
+@pytest.mark.parametrize(("value", "label"), [(True, True), (False, False), (1, True), (0, False), ("True", True),
+                                              ("false", False), ("1", True), (" 0 ", False)])
+def test_labels_in_their_spellings(value, label):
+    assert read_example({"prompt": "p", "completion": "c", "label": value}, "labelled").label is label
+
+
+def test_calls_of_tools_in_every_spelling_are_one():
+    call = {"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
+    as_text = {**call, "function": {"name": "f", "arguments": '{"a": 1}'}}
+    turn = {"role": "assistant", "content": "", "tool_calls": [call]}
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    found = [
+        read_example({"messages": [USER, turn], "tools": tools}, "demonstrations"),
+        read_example({"messages": [USER, {**turn, "tool_calls": [as_text]}], "tools": json.dumps(tools)},
+                     "demonstrations"),
+        read_example({"conversations": [
+            {"from": "human", "value": "Hi"},
+            {"from": "function_call", "value": '{"name": "f", "arguments": {"a": 1}}'}],
+            "tools": [json.dumps(tools[0])]}, "demonstrations")]
+    assert [(f.prompt, f.answers, f.tools) for f in found] == [([USER], (turn,), tools)] * 3
+
+
+def test_every_layout_of_the_list_is_read_as_it_says():
+    for layout in yaml.safe_load(Path(layouts.__file__).with_suffix(".yaml").read_text()):
+        for kind in layout["kinds"]:
+            assert missing_columns(list(layout["example"]), kind) is None
+            example = read_example(layout["example"], kind)
+            assert len(example.answers) == {"rollouts": 0, "pairs": 2}.get(kind, 1)
+            assert example.label == (True if kind == "labelled" else None)

@@ -7,9 +7,10 @@ import pytest
 from rlx.data.order import Order
 from rlx.ranks import Ranks
 from rlx.rewards import Provider, RewardPanel
-from rlx.sources import Cursor, RolloutSource
+from rlx.rollouts import RolloutSource
+from rlx.sources import Cursor
 from rlx.spec import RewardSpec
-from rlx_sdk import Generation, Sampling
+from rlx_sdk import Generation, Needs, Sampling
 from rlx_sdk.reward import FunctionReward
 
 SAMPLED = [262, 264, 260]  # he·llo and the stop token; "hello" alone would be the one token 265
@@ -42,7 +43,8 @@ def collected(prepare, tokenizer):
     reward = FunctionReward(lambda samples: seen.extend(samples) or [1.0] * len(samples))
     panel = RewardPanel([Provider("seen", "'seen'", RewardSpec(name="seen"), reward)])
     cursor = Cursor(Order(len(prepared), 0), 2, Ranks())
-    source = RolloutSource(prepared, None, cursor, found, _Backend(), panel, Sampling(max_tokens=3), 2, 0)
+    source = RolloutSource(prepared, None, cursor, found, _Backend(), panel, Sampling(max_tokens=3), 2, 0,
+                           Needs(data="rollouts", trains=frozenset({"policy"})), lambda group: True)
     source.sync(iter([]), 0)
     yield source.collect(lambda name: contextlib.nullcontext()), seen
     source.close()

@@ -1,84 +1,152 @@
 """Data files become memory-mapped rows.
 
 A file is converted once, in a stream, to an Arrow file in the cache, named by the hash of its content; after that only
-the rows that are looked at are read. Parquet keeps its columns; of jsonl each line is kept as text and parsed when
-asked for, so that values reach rewards exactly as they were written (an absent key stays absent, a date stays text).
+the rows that are looked at are read. Several files, the files of a folder or of a pattern follow one another by name.
 """
 
 from __future__ import annotations
 
-import contextlib
+import glob
 import hashlib
 import importlib.util
 import json
-import os
-import tempfile
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from rlx.text import did_you_mean
+from rlx.data.cache import BATCH_ROWS, cached_table
+from rlx.data.convert import CONVERTERS, LINE_COLUMN, file_kind
+from rlx.text import did_you_mean, listing
 from rlx_sdk import DataError
 
-BATCH_ROWS = 1024
+__all__ = ["BATCH_ROWS", "Rows", "cached_table", "open_rows"]
 HUB = "hf:"
-LINE_COLUMN = "__json_line__"
-_JSONL = pa.schema([(LINE_COLUMN, pa.large_string())])
+_LOOKED_AT = 100
+"""Rows of a file of objects whose keys are its columns."""
+_SAVED = ("state.json", "dataset_dict.json")
+"""What `datasets` writes into a folder of its own."""
+Paths = str | Sequence[str] | Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class _File:
+    """One file, memory-mapped."""
+
+    name: str
+    fingerprint: str
+    columns: tuple[str, ...]
+    table: pa.Table
 
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of a data file, memory-mapped.
+    """The rows of one or several data files, memory-mapped.
 
     Attributes:
         file: as the user named it.
         fingerprint: hash of the content.
-        columns: names, in order; of jsonl those of the first row.
+        columns: names, in order; of objects those of the first ones.
+        files: what holds the rows, in order.
+        sources: number of files and weight of each thing that was named; without weights, None.
     """
 
     file: str
     fingerprint: str
     columns: tuple[str, ...]
-    table: pa.Table
+    files: tuple[_File, ...]
+    sources: tuple[tuple[int, float | None], ...]
+    ends: tuple[int, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Count."""
+        object.__setattr__(self, "ends", tuple(accumulate(file.table.num_rows for file in self.files)))
 
     def __len__(self) -> int:
         """The number of rows."""
-        return int(self.table.num_rows)
+        return self.ends[-1]
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        """One row as plain Python values; indices count from 0."""
-        row: dict[str, Any] = self.table.slice(index, 1).to_pylist()[0]
-        return json.loads(row[LINE_COLUMN]) if LINE_COLUMN in row else row
+        """One row as plain Python values; indices count from 0.
+
+        Raises:
+            DataError: Python has no such value, e.g. a year of five digits.
+        """
+        file, row = self._find(index)
+        found = {}
+        for name in file.table.column_names:
+            try:
+                found[name] = file.table.column(name)[row].as_py()
+            except (ValueError, OverflowError, pa.ArrowException) as error:
+                raise DataError(f"data file '{self.file}', {self.place(index)}: column '{name}' holds a value that "
+                                f"cannot be read: {error}") from error
+        return json.loads(found[LINE_COLUMN]) if LINE_COLUMN in found else found
+
+    def place(self, index: int) -> str:
+        """The row's number as people count, and its file if there are several."""
+        file, row = self._find(index)
+        return f"row {row + 1:,}" if len(self.files) == 1 else f"{Path(file.name).name}, row {row + 1:,}"
+
+    def _find(self, index: int) -> tuple[_File, int]:
+        number = bisect_right(self.ends, index)
+        return self.files[number], index - (self.ends[number - 1] if number else 0)
 
 
-def open_rows(path: str, cache_dir: Path) -> Rows:
-    """Open a parquet or jsonl file, or ``hf:NAME`` (``hf:NAME@SPLIT``) through the datasets package.
+def open_rows(paths: Paths, cache_dir: Path) -> Rows:
+    """Open data.
+
+    Args:
+        paths: a parquet, jsonl, json or csv file (also ``.gz``), a folder of them, a pattern such as ``part-*.jsonl``,
+            ``hf:NAME`` (``hf:NAME@SPLIT``) or a folder saved by the datasets package; several; or each with a weight.
+        cache_dir: for converted files.
 
     Raises:
-        DataError: no such file, an unknown kind, no rows, or a line that is not a JSON object (with its number).
+        DataError: no such file, an unknown kind, no rows, or something in a file that cannot be read (with its line).
     """
-    if path.startswith(HUB):
-        return _open_dataset(path, cache_dir)
-    file = _find(path)
-    convert = _CONVERTERS.get(file.suffix.lower())
-    if convert is None:
-        raise DataError(f"data file '{path}': rlx reads {' and '.join(_CONVERTERS)} files, not '{file.suffix}'.")
+    named = [paths] if isinstance(paths, str) else list(paths)
+    if not named:
+        raise DataError("data.path is an empty list; name at least one file")
+    parts = [_open(path, cache_dir) for path in named]
+    files = tuple(file for part in parts for file in part)
+    if not any(file.table.num_rows for file in files):
+        raise DataError(f"data {'file' if len(files) == 1 else 'path'} '{listing(named)}' has 0 rows; there is nothing "
+                        "to train on.")
+    weights = [paths[path] if isinstance(paths, Mapping) else None for path in named]
+    sources = tuple((len(part), weight) for part, weight in zip(parts, weights, strict=True))
+    prints = [file.fingerprint for file in files]
+    whole = prints[0] if len(files) == 1 else hashlib.sha256(json.dumps(prints).encode()).hexdigest()
+    columns = tuple(dict.fromkeys(column for file in files for column in file.columns))
+    return Rows(listing(named), whole, columns, files, sources)
+
+
+def _open(path: str, cache_dir: Path) -> list[_File]:
+    """The files that one path means."""
+    folder = Path(path).expanduser()
+    if path.startswith(HUB) or any((folder / name).is_file() for name in _SAVED):
+        return [_open_dataset(path, cache_dir)]
+    return [_open_file(str(file) if str(file) != str(folder) else path, file, cache_dir) for file in _find(path)]
+
+
+def _open_file(name: str, file: Path, cache_dir: Path) -> _File:
+    kind = file_kind(file)
+    if kind is None:
+        raise DataError(f"data file '{name}': rlx reads {listing(CONVERTERS)} files, also with .gz, not "
+                        f"'{''.join(file.suffixes[-2:])}'.")
     with file.open("rb") as stream:
         fingerprint = hashlib.file_digest(stream, "sha256").hexdigest()
-    table = cached_table(cache_dir / f"rows-{fingerprint[:32]}{file.suffix.lower()}.arrow", lambda: convert(file))
-    if not table.num_rows:
-        raise DataError(f"data file '{path}' has 0 rows; there is nothing to train on.")
+    table = cached_table(cache_dir / f"rows-{fingerprint[:32]}{kind}.arrow", lambda: CONVERTERS[kind](file))
     columns = tuple(table.column_names)
     if columns == (LINE_COLUMN,):
-        columns = tuple(json.loads(table.column(0)[0].as_py()))
-    return Rows(path, fingerprint, columns, table)
+        first = table.column(0).slice(0, _LOOKED_AT).to_pylist()
+        columns = tuple(dict.fromkeys(key for line in first for key in json.loads(line)))
+    return _File(name, fingerprint, columns, table)
 
 
-def _open_dataset(path: str, cache_dir: Path) -> Rows:
+def _open_dataset(path: str, cache_dir: Path) -> _File:
     """A data set of the hub, or a folder that ``Dataset.save_to_disk`` wrote."""
     name, _, split = path.removeprefix(HUB).partition("@")
     if importlib.util.find_spec("datasets") is None:
@@ -95,112 +163,29 @@ def _open_dataset(path: str, cache_dir: Path) -> Rows:
     schema = found.with_format("arrow")[:0].schema.remove_metadata()
     table = cached_table(cache_dir / f"rows-{fingerprint[:32]}.arrow", lambda: (schema, (
         batch for part in found.with_format("arrow").iter(BATCH_ROWS) for batch in part.cast(schema).to_batches())))
-    if not table.num_rows:
-        raise DataError(f"data '{path}' has 0 rows; there is nothing to train on.")
-    return Rows(path, fingerprint, tuple(table.column_names), table)
+    return _File(path, fingerprint, tuple(table.column_names), table)
 
 
-def cached_table(cached: Path, make: Callable[[], tuple[pa.Schema, Iterator[pa.RecordBatch]]]) -> pa.Table:
-    """The memory-mapped Arrow file at ``cached``, made first if it is not there or was cut off.
-
-    Written aside and renamed, so that a killed or a second process never leaves or reads half a file.
+def _find(path: str) -> list[Path]:
+    """A file, the data files of a folder, or those that a pattern matches, by name.
 
     Raises:
-        DataError: the folder cannot be written.
+        DataError: there are none, or they are of several kinds.
     """
-    with contextlib.suppress(OSError, pa.ArrowInvalid):
-        return _mapped(cached)
-    schema, batches = make()
-    try:
-        cached.parent.mkdir(parents=True, exist_ok=True)
-        handle, aside = tempfile.mkstemp(dir=cached.parent)
-        try:
-            with os.fdopen(handle, "wb") as stream, pa.ipc.new_file(stream, schema) as writer:
-                for batch in batches:
-                    writer.write_batch(batch)
-            os.replace(aside, cached)
-        except BaseException:
-            os.unlink(aside)
-            raise
-    except OSError as error:
-        raise DataError(f"the cache folder '{cached.parent}' cannot be written: {error.strerror}. Set data.cache to "
-                        "another.") from error
-    return _mapped(cached)
-
-
-def _mapped(cached: Path) -> pa.Table:
-    return pa.ipc.open_file(pa.memory_map(str(cached))).read_all()
-
-
-def _find(path: str) -> Path:
     file = Path(path).expanduser()
     if file.is_file():
-        return file
-    if file.is_dir():
-        raise DataError(f"data path '{path}' is a folder; name one file in it.")
+        return [file]
+    pattern = glob.escape(str(file)) + "/**/*" if file.is_dir() else str(file)
+    there = sorted(Path(p) for p in glob.glob(pattern, recursive=True) if Path(p).is_file())
+    found = {p: kind for p in there if not p.name.startswith((".", "_")) and (kind := file_kind(p))}
+    if len(set(found.values())) > 1:
+        raise DataError(f"data path '{path}' holds {' and '.join(sorted(set(found.values())))} files; name those of "
+                        f"one kind, e.g. '{path.rstrip('/')}/*{next(iter(found.values()))}'.")
+    if found:
+        return list(found)
+    if there or file.is_dir():
+        raise DataError(f"data path '{path}' (looked at {file.absolute()}) holds no {listing(CONVERTERS)} file; it "
+                        f"holds {listing(p.name for p in there) or 'nothing'}.")
     siblings = [p.name for p in file.parent.iterdir()] if file.parent.is_dir() else []
     hint = did_you_mean(file.name, siblings)
     raise DataError(f"there is no data file '{path}' (looked at {file.absolute()}).{hint}")
-
-
-def _from_parquet(file: Path) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-    try:
-        source = pq.ParquetFile(file)
-    except (pa.ArrowException, OSError) as error:
-        raise DataError(f"data file '{file}' is not a readable parquet file: {error}") from error
-    # pandas keeps a filtered frame's index as a column of this name; nobody wrote it.
-    names = [n for n in source.schema_arrow.names if not n.startswith("__index_level_")]
-    schema = pa.schema([_plain_field(source.schema_arrow.field(n)) for n in names])
-    return schema, _parquet_batches(file, source, schema)
-
-
-def _parquet_batches(file: Path, source: pq.ParquetFile, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    try:
-        for batch in source.iter_batches(BATCH_ROWS, columns=schema.names):
-            yield pa.RecordBatch.from_arrays([_plain(c) for c in batch.columns], schema=schema)
-    except (pa.ArrowException, OSError) as error:
-        raise DataError(f"data file '{file}' is damaged: {error}") from error
-
-
-def _plain_field(field: pa.Field) -> pa.Field:
-    """Categories as their values: an Arrow file takes one dictionary a column, parquet has one a row group."""
-    return field.with_type(field.type.value_type) if pa.types.is_dictionary(field.type) else field
-
-
-def _plain(column: pa.Array) -> pa.Array:
-    return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
-
-
-def _from_jsonl(file: Path) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-    return _JSONL, _jsonl_batches(file)
-
-
-def _jsonl_batches(file: Path) -> Iterator[pa.RecordBatch]:
-    lines: list[str] = []
-    with file.open("rb") as stream:
-        for number, raw in enumerate(stream, 1):
-            if line := _line(file, number, raw):
-                lines.append(line)
-            if len(lines) == BATCH_ROWS:
-                yield pa.RecordBatch.from_arrays([pa.array(lines, pa.large_string())], schema=_JSONL)
-                lines = []
-    yield pa.RecordBatch.from_arrays([pa.array(lines, pa.large_string())], schema=_JSONL)
-
-
-def _line(file: Path, number: int, raw: bytes) -> str:
-    """One line's JSON object as text; empty for a blank line."""
-    try:
-        line = raw.decode("utf-8-sig" if number == 1 else "utf-8").strip()
-        value = json.loads(line) if line else {}
-    except UnicodeDecodeError as error:
-        raise DataError(f"data file '{file}', line {number} is not UTF-8 text: {error}") from error
-    except ValueError as error:
-        raise DataError(f"data file '{file}', line {number} is not valid JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise DataError(f"data file '{file}', line {number} is a JSON {type(value).__name__}; each line must be an "
-                        'object such as {"prompt": "…"}.')
-    return line
-
-
-_CONVERTERS: dict[str, Callable[[Path], tuple[pa.Schema, Iterator[pa.RecordBatch]]]] = {
-    ".parquet": _from_parquet, ".jsonl": _from_jsonl}

@@ -4,42 +4,40 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rlx.data.files import BATCH_ROWS, Rows, cached_table
-from rlx.data.layouts import Example, RowProblem, missing_columns, read_example
-from rlx.data.tokenizer import Tokenizer
-from rlx.spec import Overlong
+from rlx.data.cache import BATCH_ROWS, cached_table, with_progress
+from rlx.data.files import Rows
+from rlx.data.layouts import Example, missing_columns, read_example
+from rlx.data.limits import Limits, cut_to_fit
+from rlx.data.messages import RowProblem
+from rlx.data.tokenizer import Encoded, Notice, Tokenizer
 from rlx.text import count, listing
 from rlx_sdk import DataError, DataKind
 
-FORMAT = 1
+FORMAT = 2
 """Raised when prepared files of earlier versions cannot be used any more."""
 _IDS = pa.list_(pa.int32())
-_ANSWERS: Mapping[DataKind, tuple[str, ...]] = {
-    "rollouts": (), "demonstrations": ("completion",), "pairs": ("chosen", "rejected")}
+_ANSWERS: Mapping[str, tuple[str, ...]] = {
+    "rollouts": (), "demonstrations": ("completion",), "pairs": ("chosen", "rejected"), "labelled": ("completion",)}
 _SHOWN = 3
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What a row may be, in tokens, and what happens to longer ones.
-
-    Attributes:
-        prompt: of the prompt; None for no limit.
-        total: of prompt and answer together; None for no limit.
-        overlong: ``error`` refuses the file, ``drop`` leaves the row out and counts it.
-    """
-
-    prompt: int | None = None
-    total: int | None = None
-    overlong: Overlong = "error"
+_NOTICES = {
+    Notice.LOST: "text that the chat template leaves out of what the model sees",
+    Notice.FOREIGN: "markers of another model's chat template, plain text to this tokenizer",
+    Notice.EQUAL: "equal answers on both sides, from which nothing is learned",
+    Notice.EMPTY: "only empty messages in the prompt",
+    Notice.SPECIAL: "the tokenizer's special tokens inside a message",
+    Notice.REWRITTEN: "answers that the chat template would change; they are trained as written",
+    Notice.CUT: "been cut to the limits",
+}
 
 
 @dataclass(frozen=True)
@@ -50,9 +48,12 @@ class Prepared:
         rows: the file they came from.
         columns: the names of `rlx.data.layouts` by the file's own names.
         kind: of data.
-        table: ``row`` (index in the file), ``prompt`` and one column an answer, each a list of ids.
+        table: ``row`` (index in the file), ``prompt`` and one column an answer, each a list of ids; of labelled data
+            also ``label``.
         dropped: rows left out because they were too long.
         key: of file, tokenizer, limits and columns together, and of the part of the rows.
+        notices: rows of the file, from 0, by what is to be known of them.
+        shares: rows of each source in a pass, where sources have weights.
     """
 
     rows: Rows
@@ -61,9 +62,11 @@ class Prepared:
     table: pa.Table
     dropped: int
     key: str
+    notices: Mapping[Notice, Sequence[int]] = field(default_factory=dict)
+    shares: tuple[int, ...] = ()
 
     def __len__(self) -> int:
-        """The number of usable rows."""
+        """The number of usable rows; with weights, of a pass over them."""
         return int(self.table.num_rows)
 
     def ids(self, index: int, column: str) -> list[int]:
@@ -77,10 +80,13 @@ class Prepared:
 
     def example(self, index: int) -> Example:
         """The row as text, read again from the file."""
-        return read_example(_renamed(self.rows[self.row_index(index)], self.columns), self.kind)
+        return read_example(renamed(self.rows[self.row_index(index)], self.columns), self.kind)
 
     def split(self, held_out: int) -> tuple[Prepared, Prepared]:
         """All but the last rows, and the last rows."""
+        if self.shares:
+            raise DataError(f"data.eval: of sources with weights no rows can be held out; name a file instead of "
+                            f"{held_out}.")
         cut = len(self) - held_out
         if cut < 1:
             raise DataError(f"data.eval: {held_out} rows are to be held out of '{self.rows.file}', which has "
@@ -104,72 +110,125 @@ def prepare_rows(rows: Rows, kind: DataKind, tokenizer: Tokenizer, limits: Limit
         raise DataError(f"data file '{rows.file}' {problem}")
     state = [FORMAT, rows.fingerprint, tokenizer.fingerprint, kind, asdict(limits), sorted(columns.items())]
     key = hashlib.sha256(json.dumps(state).encode()).hexdigest()[:32]
-    scan = _Scan(rows, kind, tokenizer, limits, theirs)
-    table = cached_table(cache_dir / f"tokens-{key}.arrow", lambda: (scan.schema, scan.batches()))
+    scan = Scan(rows, kind, tokenizer, limits, theirs)
+    table = cached_table(cache_dir / f"tokens-{key}.arrow", lambda: (scan.schema, scan.checked()))
     if not table.num_rows:
         raise DataError(f"data file '{rows.file}': all {count(len(rows), 'row')} are over the limits and were dropped. "
                         "Raise data.max_prompt or data.max_length.")
-    return Prepared(rows, theirs, kind, table, len(rows) - table.num_rows, key)
+    shares, key = _shares(rows, table), f"{key}{[weight for _, weight in rows.sources]}"
+    return Prepared(rows, theirs, kind, _mixed(table.drop_columns(["notice"]), shares), len(rows) - table.num_rows,
+                    key, noticed(table), tuple(wanted for _, wanted in shares))
 
 
-def _renamed(row: dict[str, Any], theirs: Mapping[str, str]) -> dict[str, Any]:
-    """With rlx's names; a column mapped to a name takes the place of one that has it."""
-    mapped = {ours: row[name] for name, ours in theirs.items() if name in row}
+def _shares(rows: Rows, table: pa.Table) -> list[tuple[int, int]]:
+    """Usable rows of each source with a weight, and how many of them a pass takes: all, and some again.
+
+    Raises:
+        DataError: a source has none.
+    """
+    if any(weight is None for _, weight in rows.sources):
+        return []
+    files = list(accumulate(number for number, _ in rows.sources))
+    bounds = [0, *np.searchsorted(table.column("row").to_numpy(), [rows.ends[last - 1] for last in files]).tolist()]
+    sizes = [end - start for start, end in pairwise(bounds)]
+    if 0 in sizes:
+        name = rows.files[files[sizes.index(0)] - 1].name
+        raise DataError(f"data file '{name}' has a weight but no row that can be used.")
+    weights = [float(weight or 0) for _, weight in rows.sources]
+    scale = max(n / w for n, w in zip(sizes, weights, strict=True))
+    return [(n, max(n, round(w * scale))) for n, w in zip(sizes, weights, strict=True)]
+
+
+def _mixed(table: pa.Table, shares: Sequence[tuple[int, int]]) -> pa.Table:
+    """Each source's rows as often as wanted; nothing is copied."""
+    parts, start = [], 0
+    for size, wanted in shares:
+        part = table.slice(start, size)
+        parts += [part] * (wanted // size) + [part.slice(0, wanted % size)]
+        start += size
+    return pa.concat_tables(parts) if parts else table
+
+
+def noticed(table: pa.Table) -> dict[Notice, list[int]]:
+    """Rows of the file by what is to be known of them."""
+    bits, numbers = table.column("notice").to_numpy(), table.column("row").to_numpy()
+    return {notice: numbers[found].tolist() for notice in _NOTICES if (found := (bits & int(notice)) > 0).any()}
+
+
+def renamed(row: dict[str, Any], theirs: Mapping[str, str]) -> dict[str, Any]:
+    """With rlx's names; a column mapped to a name takes the place of one that has it; ``a.b`` is b inside a."""
+    mapped = {ours: _inside(row, name) for name, ours in theirs.items() if _has(row, name)}
     return {**{k: v for k, v in row.items() if k not in theirs}, **mapped}
 
 
-class _Scan:
+def _has(row: Mapping[str, Any], name: str) -> bool:
+    outer, dot, inner = name.partition(".")
+    return name in row or bool(dot and isinstance(row.get(outer), dict) and _has(row[outer], inner))
+
+
+def _inside(row: Mapping[str, Any], name: str) -> Any:
+    outer, _, inner = name.partition(".")
+    return row[name] if name in row else _inside(row[outer], inner)
+
+
+class Scan:
     """One pass over the rows; problems are collected, so that the message can name several."""
 
     def __init__(self, rows: Rows, kind: DataKind, tokenizer: Tokenizer, limits: Limits,
                  columns: Mapping[str, str]) -> None:
+        """Look at nothing yet."""
         self.rows, self.kind, self.tokenizer, self.limits, self.columns = rows, kind, tokenizer, limits, columns
         self.answers = _ANSWERS[kind]
-        self.schema = pa.schema([("row", pa.int64()), ("prompt", _IDS), *((a, _IDS) for a in self.answers)])
+        self.schema = pa.schema([("row", pa.int64()), ("prompt", _IDS), *((a, _IDS) for a in self.answers),
+                                 *([("label", pa.bool_())] if kind == "labelled" else []), ("notice", pa.uint8())])
         self.unseen = set(columns)
         self.problems: list[str] = []
         self.overlong: list[str] = []
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Record batches of usable rows; raises at the end if a row was not."""
-        for start in range(0, len(self.rows), BATCH_ROWS):
-            found = [r for i in range(start, min(start + BATCH_ROWS, len(self.rows))) if (r := self._row(i))]
+        """Record batches of usable rows."""
+        starts = range(0, len(self.rows), BATCH_ROWS)
+        for start in with_progress(starts, f"preparing {self.rows.file}", len(starts)):
+            read = [one for i in range(start, min(start + BATCH_ROWS, len(self.rows))) if (one := self._read(i))]
+            encoded = self.tokenizer.encode_many([example for _, example in read])
+            found = [row for one, ids in zip(read, encoded, strict=True) if (row := self._row(*one, ids))]
             yield pa.RecordBatch.from_pylist(found, schema=self.schema)
+
+    def checked(self) -> Iterator[pa.RecordBatch]:
+        """The same; raises at the end if a row was not usable."""
+        yield from self.batches()
         if self.unseen:
             raise DataError(f"data file '{self.rows.file}' has no column {listing(sorted(self.unseen))}, which "
                             f"data.columns names; it has {listing(self.rows.columns, 20)}.")
         if self.problems:
             raise DataError(self._message("cannot be used", self.problems, ""))
-        if self.overlong and self.limits.overlong == "error":
+        if self.overlong and self.limits.overlong != "drop":
             raise DataError(self._message("too long", self.overlong,
                                           "\nRaise the limit, or leave such rows out with data.overlong=drop."))
 
-    def _row(self, index: int) -> dict[str, Any] | None:
+    def _read(self, index: int) -> tuple[int, Example] | None:
+        row = self.rows[index]
+        self.unseen -= {name for name in self.unseen if _has(row, name)}
         try:
-            row = self.rows[index]
-            self.unseen.difference_update(row)
-            example = read_example(_renamed(row, self.columns), self.kind)
-            prompt = self.tokenizer.encode_prompt(example.prompt)
-            answers = {name: self.tokenizer.encode_answer(example.prompt, text)
-                       for name, text in zip(self.answers, example.answers, strict=True)}
+            return index, read_example(renamed(row, self.columns), self.kind)
         except RowProblem as problem:
-            self.problems.append(f"row {index + 1}: {problem}")
+            self.problems.append(f"{self.rows.place(index)}: {problem}")
             return None
-        too_long = self._too_long(prompt, answers)
-        if too_long:
-            self.overlong.append(f"row {index + 1}: {too_long}")
-            return None
-        return {"row": index, "prompt": prompt, **answers}
 
-    def _too_long(self, prompt: list[int], answers: Mapping[str, list[int]]) -> str | None:
-        limits = self.limits
-        if limits.prompt is not None and len(prompt) > limits.prompt:
-            return f"the prompt has {len(prompt):,} tokens, the limit (data.max_prompt) is {limits.prompt:,}"
-        longest = max((len(ids) for ids in answers.values()), default=0)
-        if limits.total is not None and len(prompt) + longest > limits.total:
-            return (f"prompt and answer have {len(prompt):,} + {longest:,} tokens, the limit (data.max_length) is "
-                    f"{limits.total:,}")
-        return None
+    def _row(self, index: int, example: Example, encoded: Encoded | RowProblem) -> dict[str, Any] | None:
+        if isinstance(encoded, RowProblem):
+            self.problems.append(f"{self.rows.place(index)}: {encoded}")
+            return None
+        too_long, fitted = self.limits.broken_by(encoded), encoded
+        if too_long:
+            cut = self.limits.overlong in ("truncate_left", "truncate_right")
+            found = cut_to_fit(example, encoded, self.tokenizer, self.limits) if cut else None
+            if found is None:
+                self.overlong.append(f"{self.rows.place(index)}: {too_long}")
+                return None
+            fitted = found
+        return {"row": index, "prompt": fitted.prompt, **dict(zip(self.answers, fitted.answers, strict=True)),
+                "label": example.label, "notice": int(fitted.notice)}
 
     def _message(self, what: str, found: list[str], fix: str) -> str:
         more = f"\n  … and {len(found) - _SHOWN:,} more" if len(found) > _SHOWN else ""
@@ -178,8 +237,21 @@ class _Scan:
 
 
 def describe(prepared: Prepared) -> str:
-    """One line for the log: file, rows, columns, lengths, what was dropped."""
+    """A line for the log: file, rows, columns, lengths, what was dropped; and one for each thing to be known."""
     lengths = pc.min_max(pc.list_value_length(prepared.table.column("prompt"))).as_py()
-    span = f", prompts of {lengths['min']} to {lengths['max']} tokens"
-    dropped = f", {count(prepared.dropped, 'row')} dropped as too long" if prepared.dropped else ""
-    return f"{prepared.rows.file}: {count(len(prepared), 'row')} ({listing(prepared.rows.columns)}){span}{dropped}"
+    rows = prepared.rows
+    line = (f"{rows.file}: {count(len(rows) - prepared.dropped, 'row')} ({listing(rows.columns)}), prompts of "
+            f"{lengths['min']} to {lengths['max']} tokens")
+    if prepared.dropped:
+        gone = np.setdiff1d(np.arange(len(rows)), prepared.table.column("row").to_numpy())
+        line += (f", {count(prepared.dropped, 'row')} dropped as too long "
+                 f"({listing((rows.place(i) for i in gone.tolist()), _SHOWN)})")
+    if prepared.shares:
+        line += f"; of the sources a pass takes {listing(f'{n:,}' for n in prepared.shares)} rows"
+    return "\n".join([line, *notice_lines(rows, prepared.notices)])
+
+
+def notice_lines(rows: Rows, notices: Mapping[Notice, Sequence[int]]) -> list[str]:
+    """One line for each thing to be known, with the first rows."""
+    return [f"{count(len(found), 'row has', 'rows have')} {_NOTICES[notice]} "
+            f"({listing((rows.place(i) for i in found), _SHOWN)})" for notice, found in notices.items()]

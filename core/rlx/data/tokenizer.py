@@ -2,24 +2,53 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
+import itertools
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import IntFlag
+from functools import cached_property
+from typing import Any, NamedTuple, TypeVar
 
-from rlx.data.layouts import Prompt, RowProblem
-from rlx.hf import explain_load_failure, pretrained_args
-from rlx_sdk import Message, ModelError
+from rlx.data.layouts import Answer, Example, Prompt
+from rlx.data.messages import RowProblem, whole_text
+from rlx_sdk import Message
 
-PLAIN_TEMPLATE = (
-    "{{ bos_token or '' }}{% for m in messages %}{{ m.role | capitalize }}: {{ m.content }}"
-    "{% if m.role == 'assistant' %}{{ eos_token }}{% endif %}{{ '\n\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}Assistant:{% endif %}"
-)
-"""For models without a chat template."""
+T = TypeVar("T")
+_THINK = "<think>"
+_MARKERS = re.compile(r"<\|[a-z_]+\|>|\[/?INST\]|</?s>|<(?:start|end)_of_turn>|<｜[^｜<>]+｜>")
+"""What chat templates write between turns."""
+
+
+class Notice(IntFlag):
+    """What the user should know of a row that can be used."""
+
+    LOST = 1
+    FOREIGN = 2
+    EQUAL = 4
+    EMPTY = 8
+    SPECIAL = 16
+    REWRITTEN = 32
+    CUT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A row as token ids, and what is to be known of it."""
+
+    prompt: list[int]
+    answers: tuple[list[int], ...] = ()
+    notice: Notice = Notice(0)  # noqa: RUF009 - immutable
+
+
+class _Written(NamedTuple):
+    """A row as texts."""
+
+    prompt: str
+    answers: tuple[str, ...]
+    notice: Notice
 
 
 @dataclass(frozen=True)
@@ -45,114 +74,164 @@ class Tokenizer:
                  self.stop_token_ids]
         return hashlib.sha256(json.dumps(state).encode()).hexdigest()
 
-    def encode_prompt(self, prompt: Prompt) -> list[int]:
-        """Ids of a prompt: messages through the chat template, plain text with the tokenizer's own specials.
+    @cached_property
+    def lead(self) -> list[int]:
+        """What the tokenizer puts before a text by itself: a BOS, or nothing. What it puts behind is never used."""
+        closed: list[int] = self.hf("a")["input_ids"]
+        return closed[:1] if closed[:1] != self._encode("a")[:1] else []
+
+    def encode_prompt(self, prompt: Prompt, tools: Sequence[Any] | None = None) -> list[int]:
+        """Ids of a prompt: messages through the chat template, plain text with the tokenizer's own BOS.
 
         Raises:
             RowProblem: the template refuses the messages, or no token is left.
         """
+        return self._prompt_ids(prompt, self._encode(self._before(prompt, tools)))
+
+    def encode_answer(self, prompt: Prompt, answer: Answer, tools: Sequence[Any] | None = None) -> list[int]:
+        """Ids of an answer as the model should write it after `encode_prompt`, up to and with its stop token."""
+        text, _ = self.answer_text(prompt, answer, tools)
+        return self._closed(text, self._encode(text))
+
+    def encode(self, example: Example) -> Encoded:
+        """Ids of a whole row; its answers follow the very same prompt ids.
+
+        Raises:
+            RowProblem: as `encode_prompt`; or an answer holds a stop token in its middle.
+        """
+        [found] = self.encode_many([example])
+        if isinstance(found, RowProblem):
+            raise found
+        return found
+
+    def encode_many(self, examples: Sequence[Example]) -> list[Encoded | RowProblem]:
+        """Each row's ids, or what is wrong with it; together they are several times faster than one by one."""
+        written = [_caught(self._write, example) for example in examples]
+        texts = [text for one in written if isinstance(one, _Written) for text in (one.prompt, *one.answers)]
+        ids = iter(self._encode_all(texts))
+        found: list[Encoded | RowProblem] = []
+        for example, one in zip(examples, written, strict=True):
+            if isinstance(one, _Written):
+                parts = list(itertools.islice(ids, 1 + len(one.answers)))
+                found.append(_caught(self._finish, example, one, parts))
+            else:
+                found.append(one)
+        return found
+
+    def _write(self, example: Example) -> _Written:
+        """A row as texts, before they become ids."""
+        prompt, tools = example.prompt, example.tools
+        before = self._before(prompt, tools)
+        texts = [self.answer_text(prompt, answer, tools, before) for answer in example.answers]
+        notice = self._notice(prompt, before) if prompt else Notice(0)
+        if any(rewritten for _, rewritten in texts):
+            notice |= Notice.REWRITTEN
+        if len(texts) == 2 and texts[0][0].strip() == texts[1][0].strip():
+            notice |= Notice.EQUAL
+        return _Written(before, tuple(text for text, _ in texts), notice)
+
+    def _finish(self, example: Example, written: _Written, parts: Sequence[list[int]]) -> Encoded:
+        answers = tuple(self._closed(text, ids) for text, ids in zip(written.answers, parts[1:], strict=True))
+        if example.prompt:
+            return Encoded(self._prompt_ids(example.prompt, parts[0]), answers, written.notice)
+        [ids] = answers
+        whole = ids if ids[:1] == self.lead else [*self.lead, *ids]
+        if len(whole) < 2:
+            raise RowProblem("text", "has no tokens")
+        return Encoded(whole[:1], (whole[1:],), written.notice)
+
+    def decode(self, ids: Sequence[int], specials: bool = False) -> str:
+        """Text, without special tokens if they are not asked for."""
+        text: str = self.hf.decode(list(ids), skip_special_tokens=not specials, clean_up_tokenization_spaces=False)
+        return text
+
+    def answer_text(self, prompt: Prompt, answer: Answer, tools: Sequence[Any] | None = None,
+                    before: str | None = None) -> tuple[str, bool]:
+        """The answer with everything the template puts around it after the prompt; and whether it could not be had.
+
+        A template that leaves a part of the answer out (as some do with thinking), or writes the prompt otherwise once
+        an answer follows, is not asked: the answer is taken as it is written.
+        """
         if isinstance(prompt, str):
-            ids, closed = self._encode(prompt), self.hf(prompt)["input_ids"]
-            # Of the tokenizer's own specials only the first: some close every text. A text may bring its BOS itself.
-            ids = ids if closed[:1] == ids[:1] else [*closed[:1], *ids]
-        else:
-            ids = self._encode(self._render(prompt, generation=True))
+            return str(answer), False
+        before = self._before(prompt, tools) if before is None else before
+        message = {"role": "assistant", "content": answer} if isinstance(answer, str) else answer
+        text, names = str(message["content"]), _names(message)
+        whole = self._render([*prompt, message], False, tools)
+        tail = whole[len(before):]
+        if whole.startswith(before) and text.strip() in tail and all(name in tail for name in names):
+            return tail, False
+        if names:
+            raise RowProblem("messages", "end with a call of a tool, which the model's chat template does not write")
+        opened = before.rstrip().endswith(_THINK) and text.lstrip().startswith(_THINK)
+        return text.lstrip().removeprefix(_THINK) if opened else text, True
+
+    def _before(self, prompt: Prompt, tools: Sequence[Any] | None) -> str:
+        return prompt if isinstance(prompt, str) else self._render(prompt, True, tools)
+
+    def _prompt_ids(self, prompt: Prompt, ids: list[int]) -> list[int]:
+        if isinstance(prompt, str) and ids[:1] != self.lead:  # a text may bring its BOS itself
+            ids = [*self.lead, *ids]
         if not ids:
             raise RowProblem("prompt", "has no tokens")
         return ids
 
-    def encode_answer(self, prompt: Prompt, answer: str) -> list[int]:
-        """Ids of an answer as the model should write it after `encode_prompt`, up to and with its stop token."""
-        ids = self._encode(self.answer_text(prompt, answer))
-        stops = [i for i, token in enumerate(ids) if token in self.stop_token_ids]
-        if stops:
-            return ids[: stops[-1] + 1]
-        return [*ids, self.stop_token_ids[0]]
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Text without special tokens."""
-        text: str = self.hf.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        return text
-
-    def answer_text(self, prompt: Prompt, answer: str) -> str:
-        """The answer with everything the template puts around it after the prompt."""
+    def _notice(self, prompt: Prompt, text: str) -> Notice:
         if isinstance(prompt, str):
-            return answer
-        before = self._render(prompt, generation=True)
-        whole = self._render([*prompt, {"role": "assistant", "content": answer}], generation=False)
-        return whole[len(before):] if whole.startswith(before) else answer
+            foreign = [m for m in _MARKERS.findall(text) if m not in self._specials]
+            return Notice.FOREIGN if foreign else Notice(0)
+        contents = [(m["role"], str(m["content"]).strip(), _names(m)) for m in prompt]
+        found = Notice(0) if any(content for _, content, _ in contents) else Notice.EMPTY
+        for role, content, names in contents:
+            thought = role == "assistant" and "</think>" in content
+            if role != "tool" and not thought and (content not in text or not all(n in text for n in names)):
+                found |= Notice.LOST
+            if any(special in content for special in self._specials):
+                found |= Notice.SPECIAL
+        return found
+
+    @cached_property
+    def _specials(self) -> frozenset[str]:
+        return frozenset(self.hf.all_special_tokens) | {
+            str(token) for token in self.hf.added_tokens_decoder.values() if token.special}
+
+    def _closed(self, text: str, ids: list[int]) -> list[int]:
+        """A text's ids up to and with the first stop token; one is appended to a text without any."""
+        first = next((i for i, token in enumerate(ids) if token in self.stop_token_ids), None)
+        if first is None:
+            return [*ids, self.stop_token_ids[0]]
+        if any(token not in self.stop_token_ids for token in ids[first:]) and self.decode(ids[first:]).strip():
+            raise RowProblem("completion", f"holds the stop token '{self.decode(ids[first:first + 1], True)}' before "
+                                           f"its end: {text!r:.60}")
+        return ids[: first + 1]
 
     def _encode(self, text: str) -> list[int]:
-        return list(self.hf(text, add_special_tokens=False)["input_ids"])
+        return self._encode_all([text])[0]
 
-    def _render(self, messages: Sequence[Message], generation: bool) -> str:
+    def _encode_all(self, texts: Sequence[str]) -> list[list[int]]:
+        if not texts:
+            return []
+        ids: list[list[int]] = self.hf(list(texts), add_special_tokens=False, return_attention_mask=False,
+                                       return_token_type_ids=False, verbose=False)["input_ids"]
+        return ids
+
+    def _render(self, messages: Sequence[Message], generation: bool, tools: Sequence[Any] | None = None) -> str:
         try:
-            text: str = self.hf.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=generation)
+            text: str = self.hf.apply_chat_template(list(messages), tools=tools, tokenize=False,
+                                                    add_generation_prompt=generation)
         except Exception as error:  # templates raise what they like
             raise RowProblem("messages", f"is refused by the model's chat template: {error}") from error
-        return text
+        return whole_text(text, "messages")
 
 
-def load_tokenizer(path: str, chat_template: str | None = None, trust_remote_code: bool = False) -> Tokenizer:
-    """The tokenizer of a model.
-
-    Args:
-        path: model folder, hub name, or ``.gguf`` file.
-        chat_template: a Jinja template, or a file with one, instead of the model's own.
-        trust_remote_code: allow code from the model folder.
-    """
-    from transformers import AutoTokenizer
-
+def _caught(act: Callable[..., T], *args: Any) -> T | RowProblem:
     try:
-        hf = AutoTokenizer.from_pretrained(**pretrained_args(path), trust_remote_code=trust_remote_code)
-    except Exception as error:
-        raise ModelError(explain_load_failure(path, "tokenizer", error)) from error
-    notes = []
-    if chat_template is not None:
-        hf.chat_template = _template_text(chat_template)
-    elif not hf.chat_template:
-        hf.chat_template = PLAIN_TEMPLATE
-        notes.append(f"model '{path}' has no chat template: messages are written as plain 'User:' and 'Assistant:' "
-                     "lines (model.chat_template sets another)")
-    stops = _stop_token_ids(path, hf)
-    if hf.pad_token_id is None:
-        notes.append(f"the tokenizer has no pad token: padding uses '{hf.convert_ids_to_tokens(stops[0])}' "
-                     "(positions are masked by length, so nothing else changes)")
-    tokenizer = Tokenizer(hf, stops[0] if hf.pad_token_id is None else hf.pad_token_id, stops)
-    return replace(tokenizer, notes=(*notes, *_unasked_header(path, tokenizer)))
+        return act(*args)
+    except RowProblem as problem:
+        return problem
 
 
-def _unasked_header(path: str, tokenizer: Tokenizer) -> Iterator[str]:
-    """A note, if the template writes something before an answer that is not in its generation prompt."""
-    probe = "the-answer"
-    with contextlib.suppress(RowProblem):
-        header = tokenizer.answer_text([{"role": "user", "content": "?"}], probe).partition(probe)[0].strip()
-        if header:
-            yield (f"the generation prompt of '{path}' leaves {header!r} to the model: completions begin with it, and "
-                   "training counts it to the answer (model.chat_template sets another template)")
-
-
-def _template_text(value: str) -> str:
-    if "{" in value:
-        return value
-    try:
-        return Path(value).read_text(encoding="utf-8")
-    except OSError as error:
-        raise ModelError(f"model.chat_template '{value}' is neither a Jinja template nor a readable file: "
-                         f"{error}") from error
-
-
-def _stop_token_ids(path: str, hf: Any) -> tuple[int, ...]:
-    """The tokenizer's eos first, then those of the generation config."""
-    from transformers import GenerationConfig
-
-    try:
-        eos = GenerationConfig.from_pretrained(path).eos_token_id if not path.endswith(".gguf") else None
-    except OSError:  # most base models have none
-        eos = None
-    more = eos if isinstance(eos, list) else [eos]
-    found = [i for i in dict.fromkeys([hf.eos_token_id, *more]) if i is not None]
-    if not found:
-        raise ModelError(f"the tokenizer of '{path}' names no eos token, so no completion could ever end. Set "
-                         "eos_token in its tokenizer_config.json.")
-    return tuple(found)
+def _names(message: Message) -> list[str]:
+    """Of the functions that a turn calls."""
+    calls = [c.get("function", c) for c in message.get("tool_calls") or () if isinstance(c, dict)]
+    return [str(c["name"]) for c in calls if isinstance(c, dict) and "name" in c]
