@@ -101,7 +101,8 @@ def measure(model: str, large: bool, steps: int, batch: int, words: int) -> Iter
             model = str(write_large(Path(folder) / "model", model))
         for algo, engine, more in LARGE if large else SMALL:
             rollout = {"max_completion": 128} if algo == "ppo" else {}
-            spec = {"algo": {"name": algo}, "model": {"path": model, **more}, "engine": engine,
+            spec = {"algo": {"name": algo}, "engine": engine,
+                    "model": {"path": model, **more, **({"reference": {"cache": False}} if algo == "dpo" else {})},
                     "data": {"path": str(data), "cache": folder}, "run": {"dir": folder},
                     "train": {"steps": steps + 1, "batch_size": batch, "micro_tokens": 16384},
                     **({"rewards": [{"name": "polite_length"}], "rollout": rollout} if algo == "ppo" else {})}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rlx.launch import place_of
 from rlx.layers import Tree, assign, merge, parse_value, read_spec_file
 from rlx.plan import resolve
 from rlx.registry import Registry
@@ -68,7 +70,8 @@ def train(algo: str | Mapping[str, Any] | None = None, reward: RewardLike | Sequ
 def _shown(plan: Any) -> Result:
     view = View()
     result = run(plan, view)
-    view.done(result)
+    if place_of(os.environ).rank == 0:
+        view.done(result)
     return result
 
 

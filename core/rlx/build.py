@@ -28,50 +28,54 @@ from rlx.models import (
 from rlx.plan import Plan, context_length
 from rlx.ranks import Ranks
 from rlx.reference import cached_reference
-from rlx.sources import Cursor, OfflineSource, RolloutSource, Source
+from rlx.rollouts import RolloutSource
+from rlx.sources import Cursor, OfflineSource, Source
 from rlx.trainer import Recorder, Trainer, seed_everything
-from rlx_sdk import Role, RolloutContext, Sampling
+from rlx_sdk import Algorithm, Role, RolloutContext, Sampling
 
 
 def build(plan: Plan, inputs: Inputs, ranks: Ranks, recorder: Recorder) -> Trainer:
     """Load the models, put the trained ones under DeepSpeed, and connect everything."""
     spec, needs = plan.spec, plan.needs
-    device = pick_device(ranks.local_rank)
+    device = pick_device()
     dtype = pick_dtype(spec.engine.dtype, device)
     seed_everything(spec.run.seed, 0, 0)  # every rank begins with the same new weights
     temperature = spec.rollout.temperature if needs.data == "rollouts" else 1.0
     make = partial(Handle, device=torch.device(device), micro_tokens=spec.train.micro_tokens,
                    micro_batch=spec.train.micro_batch, temperature=temperature)
-    modules = {role: _load(plan, role, dtype, device) for role in sorted(needs.trains)}
-    engines = build_engines(plan, inputs, modules, dtype)
+    modules: dict[Role, Any] = {}
+    engines: dict[Role, Engine] = {}
+    for role in sorted(needs.trains):  # one is split before the next is loaded
+        modules[role] = _load(plan, role, dtype, device)
+        engines[role] = build_engine(plan, inputs, role, modules[role], dtype)
     handles: dict[Role, Any] = {role: make(engine, in_step=ranks if engine.in_step else None)
                                 for role, engine in engines.items()}
     for role in sorted(needs.frozen):
         load = partial(_frozen, plan, role, modules, handles, lambda r: make(_load(plan, r, dtype, device)))
         cached = role == "reference" and needs.data != "rollouts" and spec.model.reference.cache
         handles[role] = cached_reference(plan, inputs, ranks, load, recorder.note) if cached else load()
-    source, exact = _source(plan, inputs, modules, engines, ranks, device, dtype)
+    algorithm = plan.algorithm.build()
+    source, exact = _source(plan, algorithm, inputs, modules, engines, ranks, device, dtype)
     context = RunContext(plan.algorithm.name, handles, ranks, temperature, plan.single_update, exact,
                          spec.rollout.max_completion)
-    return Trainer(plan.algorithm.build(), source, engines, context, ranks, spec.train, spec.run, inputs.total_steps,
+    return Trainer(algorithm, source, engines, context, ranks, spec.train, spec.run, inputs.total_steps,
                    inputs.held_out is not None, recorder)
 
 
-def build_engines(plan: Plan, inputs: Inputs, modules: dict[Role, Any], dtype: torch.dtype) -> dict[Role, Engine]:
-    """An engine for each trained role."""
+def build_engine(plan: Plan, inputs: Inputs, role: Role, module: Any, dtype: torch.dtype) -> Engine:
+    """The engine of a trained role."""
     train = plan.spec.train
     updates = inputs.total_steps * train.minibatches * train.update_epochs
-    return {role: Engine(module, getattr(train.optim, role), updates, dtype, plan.spec.engine)
-            for role, module in modules.items()}
+    return Engine(module, getattr(train.optim, role), updates, dtype, plan.spec.engine)
 
 
 def _frozen(plan: Plan, role: Role, modules: dict[Role, Any], handles: dict[Role, Any],
             load: Callable[[Role], Handle]) -> Handle:
     """A role that only answers: the policy without its adapter, or a model of its own."""
-    model, policy = plan.spec.model, handles["policy"]
+    model = plan.spec.model
     if role == "reference" and model.lora is not None and model.reference.path is None:
-        shared: Handle = replace(policy, module=without_adapter(modules["policy"].model, policy.module))
-        return shared
+        policy: Handle = handles["policy"]
+        return replace(policy, module=without_adapter(modules["policy"].model, policy.module))
     return load(role)
 
 
@@ -86,7 +90,8 @@ def _load(plan: Plan, role: Role, dtype: torch.dtype, device: str) -> Any:
         path = model.reference.path if role == "reference" and model.reference.path else model.path
         module: Any = CausalLM(load_causal_lm(path, dtype, model.trust_remote_code).to(device))
     else:
-        module = Scorer(load_scorer(model.critic.init or model.path, dtype, model.trust_remote_code).to(device))
+        start = model.critic.init if role == "critic" and model.critic.init else model.path
+        module = Scorer(load_scorer(start, dtype, model.trust_remote_code).to(device))
     module.requires_grad_(role in plan.needs.trains)
     if role == "policy" and model.lora is not None:
         targets = model.lora.targets
@@ -95,8 +100,8 @@ def _load(plan: Plan, role: Role, dtype: torch.dtype, device: str) -> Any:
     return module.eval()  # dropout would make old and new logprobs of one policy differ
 
 
-def _source(plan: Plan, inputs: Inputs, modules: dict[Role, Any], engines: dict[Role, Engine], ranks: Ranks,
-            device: str, dtype: torch.dtype) -> tuple[Source, bool]:
+def _source(plan: Plan, algorithm: Algorithm[Any], inputs: Inputs, modules: dict[Role, Any],
+            engines: dict[Role, Engine], ranks: Ranks, device: str, dtype: torch.dtype) -> tuple[Source, bool]:
     """The source, and whether its rollouts are exactly the policy's."""
     spec, tokenizer = plan.spec, inputs.tokenizer
     end = len(inputs.train) * spec.train.epochs if spec.train.epochs else None
@@ -110,5 +115,5 @@ def _source(plan: Plan, inputs: Inputs, modules: dict[Role, Any], engines: dict[
         str(dtype).removeprefix("torch."), context_length(Path(spec.model.path)) or longest,
         engines["policy"].whole))
     source = RolloutSource(inputs.train, inputs.held_out, cursor, tokenizer, backend, build_rewards(plan, device),
-                           sampling, plan.group_size, spec.run.seed)
+                           sampling, plan.group_size, spec.run.seed, plan.needs, algorithm.keep)
     return source, backend.exact

@@ -52,9 +52,11 @@ def save_checkpoint(folder: Path, step: int, engines: Mapping[Role, Engine], tok
         (aside / "state").mkdir(parents=True)
     for role, engine in engines.items():
         engine.save(aside / FOLDERS[role], ranks.first)
-        _write_tensors(aside / "state", role, engine.state(), ranks.first)
         if ranks.first:
             tokenizer.save_pretrained(aside / FOLDERS[role])
+        ranks.gather(None)  # waits with our patience; the engine's own group of ranks has a shorter one
+        _write_tensors(aside / "state", role, engine.state(), ranks.first)
+        ranks.gather(None)
     ranks.first_does(lambda: _finish(aside, final, state, keep))
     return final
 

@@ -16,7 +16,7 @@ SpecFile = Annotated[Path | None, typer.Argument(metavar="[SPEC.yaml]", help="Se
 Algo = Annotated[str | None, typer.Option(help="Algorithm, e.g. ppo, dpo, sft.")]
 RewardFlag = Annotated[list[str] | None, typer.Option("--reward", help="Reward NAME or NAME=WEIGHT; may be repeated.")]
 Model = Annotated[str | None, typer.Option(help="HF folder, hub name or .gguf file. Default: the bundled quickstart.")]
-Data = Annotated[str | None, typer.Option(help="A parquet or jsonl file.")]
+Data = Annotated[str | None, typer.Option(help="A parquet, jsonl, json or csv file, a folder, or a pattern.")]
 Rollout = Annotated[str | None, typer.Option(help="Rollout backend, e.g. hf.")]
 Steps = Annotated[int | None, typer.Option(help="Steps to train.")]
 Resume = Annotated[str | None, typer.Option(help="'auto', or a checkpoint's folder.")]
@@ -65,6 +65,24 @@ def check(spec: SpecFile = None, algo: Algo = None, reward: RewardFlag = None, m
 
         report = check_plan(_resolve(Registry.discover(), given))
         _print_json(report) if json else typer.echo("\n".join(f"{k}: {v}" for k, v in report.items()))
+
+
+@app.command()
+def data(path: Annotated[str, typer.Argument(metavar="FILE", help="A data file, a folder, a pattern, or hf:NAME.")],
+         model: Model = None, settings: SetFlag = None, json: Json = False,
+         kind: Annotated[str | None, typer.Option(help="pairs, labelled, demonstrations or rollouts.")] = None,
+         row: Annotated[int, typer.Option(help="Number of the row to show.", min=1)] = 1) -> None:
+    """Show how a file is understood: layout, one rendered row with its trained tokens, lengths, problems."""
+    given = _settings(None, model=model, data=path, settings=settings)
+    with _errors():
+        from rlx.data.look import lines, look_at
+        from rlx.layers import QUICKSTART, lookup, read_spec_file
+        from rlx.logs import library_log
+
+        model = model or lookup(given, "model.path") or lookup(read_spec_file(QUICKSTART), "model.path")
+        with library_log(None):
+            report = look_at(given["data"], str(model), kind, row)
+        _print_json(report) if json else typer.echo("\n".join(lines(report)))
 
 
 @app.command()
@@ -227,7 +245,11 @@ def _fail(message: str, code: int) -> NoReturn:
 def main() -> None:
     """The program."""
     if sys.argv[1:] in (["plugins"], ["plugins", "--json"]):  # typer loads pydantic to read even one flag
-        plugins(json="--json" in sys.argv)
+        try:
+            plugins(json="--json" in sys.argv)
+            sys.stdout.flush()
+        except BrokenPipeError:  # the reader, say head, has seen enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return
     from rlx.launch import reporting
 

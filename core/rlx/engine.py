@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from rlx.models.lora import has_lora
 from rlx.spec import EngineSpec, OptimSpec
 from rlx_sdk import CheckpointError
 
@@ -135,7 +136,7 @@ class Engine:
             return
         weights = {name: self._kept(weight, write) for name, weight in self.policy_weights()}
         trained = {}
-        for name, parameter in self._trained():
+        for name, parameter in self._trained() if has_lora(self.module.model) else ():
             with self.gathered(parameter):
                 trained[name] = self._kept(parameter, write)
         if write:

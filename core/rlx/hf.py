@@ -17,11 +17,11 @@ def pretrained_args(path: str) -> dict[str, Any]:
 def model_files(path: str) -> list[tuple[str, int, int]]:
     """Name, size and time of each file that makes a model: they tell whether it is the same as before."""
     place = Path(path).expanduser()
-    if not place.exists():  # a hub name: its snapshot in the hub's cache
+    if not place.exists():  # a hub name
         from transformers.utils.hub import cached_file
 
-        place = Path(str(cached_file(path, "config.json"))).parent
-    files = [place] if place.is_file() else [f for f in place.iterdir() if f.suffix in (".json", ".safetensors")]
+        return [(str(Path(str(cached_file(path, "config.json"))).parent), 0, 0)]  # its name is the commit's
+    files = [place] if place.is_file() else [f for f in place.iterdir() if f.suffix in (".json", ".safetensors", ".py")]
     return sorted((str(f.absolute()), f.stat().st_size, f.stat().st_mtime_ns) for f in files)
 
 

@@ -12,6 +12,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlx_sdk import SpecError
@@ -35,8 +36,8 @@ class Place(NamedTuple):
     def environment(self) -> dict[str, str]:
         """The same as the variables that torch and DeepSpeed read."""
         return {"RANK": str(self.rank), "WORLD_SIZE": str(self.world), "LOCAL_RANK": str(self.local_rank),
-                "MASTER_ADDR": self.address, "MASTER_PORT": str(self.port)} if self.world > 1 else {
-                    "LOCAL_RANK": str(self.local_rank)}
+                "LOCAL_WORLD_SIZE": str(self.local_world), "MASTER_ADDR": self.address,
+                "MASTER_PORT": str(self.port)} if self.world > 1 else {"LOCAL_RANK": str(self.local_rank)}
 
 
 def place_of(environ: Mapping[str, str]) -> Place:
@@ -53,14 +54,18 @@ def place_of(environ: Mapping[str, str]) -> Place:
         world, nodes = int(environ["SLURM_STEP_NUM_TASKS"]), int(environ.get("SLURM_STEP_NUM_NODES", 1))
         return Place(int(environ["SLURM_PROCID"]), world, int(environ["SLURM_LOCALID"]), -(-world // nodes),
                      environ.get("MASTER_ADDR") or _first_host(environ.get("SLURM_STEP_NODELIST", "127.0.0.1")),
-                     int(environ.get("MASTER_PORT") or 20000 + int(environ.get("SLURM_JOB_ID", 0)) % 20000))
+                     int(environ.get("MASTER_PORT") or 20000 + _step(environ) % 20000))
     return Place()
 
 
+def _step(environ: Mapping[str, str]) -> int:
+    """A number for each step of each SLURM job."""
+    return int(environ.get("SLURM_JOB_ID", 0)) + 7919 * int(environ.get("SLURM_STEP_ID", 0))
+
+
 def _first_host(nodes: str) -> str:
-    """Of a SLURM list of nodes such as ``gpu[07-09,12],login1``."""
-    name, number = re.match(r"([^\[,]+)(?:\[(\d+))?", nodes).groups("")  # type: ignore[union-attr]
-    return name + number
+    """Of a SLURM list of nodes such as ``gpu[07-09,12].cluster,login1``."""
+    return re.sub(r"\[(\d+)[^\]]*\]", r"\1", re.match(r"(?:[^\[,]|\[[^\]]*\])+", nodes)[0])  # type: ignore[index]
 
 
 def launch(processes: int) -> int:
@@ -89,9 +94,11 @@ def launch(processes: int) -> int:
         config = LaunchConfig(1, 1, processes, logs, "rlx", rdzv_backend="c10d", rdzv_endpoint="localhost:0",
                               max_restarts=0, monitor_interval=0.1, shutdown_timeout=10, local_addr="localhost")
         try:
-            elastic_launch(config, sys.executable)("-u", "-m", "rlx", *sys.argv[1:])
+            # As in this process, files of the working folder are not modules unless they were before.
+            safe = () if sys.path[0] in ("", os.getcwd()) else ("-P",)
+            elastic_launch(config, sys.executable)("-u", *safe, "-m", "rlx", *sys.argv[1:])
         except ChildFailedError as error:
-            return _tell(error.failures)
+            return _tell(error.failures, folder)
         except SignalException as error:
             return 128 + int(error.sigval)
         finally:
@@ -100,7 +107,13 @@ def launch(processes: int) -> int:
     return 0
 
 
-def _tell(failures: Mapping[int, Any]) -> int:
+def _last_words(folder: str, rank: int) -> str:
+    """The end of what a rank wrote to its standard error: crashes below Python speak only there."""
+    logs = sorted(Path(folder).rglob(f"{rank}/stderr.log"))
+    return logs[-1].read_text(encoding="utf-8", errors="replace")[-2000:].strip() if logs else ""
+
+
+def _tell(failures: Mapping[int, Any], folder: str) -> int:
     """Print the error of the process that failed first, and only that."""
     rank, first = min(failures.items(), key=lambda item: item[1].timestamp)
     data = first.error_file_data.get("message") if isinstance(first.error_file_data, dict) else None
@@ -108,13 +121,20 @@ def _tell(failures: Mapping[int, Any]) -> int:
     if not message and first.exitcode < 0:
         message = f"it was killed by {signal.Signals(-first.exitcode).name}"
         message += " (out of memory? the system log tells)" if -first.exitcode == signal.SIGKILL else ""
-    where = f"rank {rank}: " if rank else ""
-    print(f"error: {where}{message or f'ended with exit code {first.exitcode} and said nothing'}", file=sys.stderr)
+    where, words = f"rank {rank}: " if rank else "", _last_words(folder, rank)
+    if not message or first.exitcode < 0:
+        message = "\n".join(filter(None, (message or f"ended with exit code {first.exitcode}", words)))
+    print(f"error: {where}{message}", file=sys.stderr)
     return int(first.exitcode) if first.exitcode > 0 else 1
 
 
 def report(message: str) -> bool:
-    """Hand the error of this process to the `launch` that started it, if one did."""
+    """Hand the error of this process to the `launch` that started it, if one did.
+
+    One that only lost a peer waits a moment, so that the peer's error is the first.
+    """
+    if place_of(os.environ).world > 1 and any(sign in message for sign in _LOST_A_PEER):
+        time.sleep(5)
     if STARTED not in os.environ or _REPORT not in os.environ:
         return False
     said = {"message": message, "extraInfo": {"timestamp": str(int(time.time())), "py_callstack": ""}}
@@ -125,21 +145,20 @@ def report(message: str) -> bool:
 
 @contextlib.contextmanager
 def reporting() -> Iterator[None]:
-    """Hand bugs over too, and end a process that has peers at once.
-
-    One that only lost a peer waits a moment, so that the peer's error is the first.
-    """
+    """Hand bugs over too, and end a process that has peers at once."""
     alone = place_of(os.environ).world == 1
     try:
         yield
         code: Any = 0
     except SystemExit as end:
         code = end.code
-    except Exception as error:
+        if isinstance(code, str) and not alone:
+            if not report(code):
+                print(code, file=sys.stderr)
+            code = 1
+    except Exception:
         if alone:
             raise
-        if any(sign in str(error) for sign in _LOST_A_PEER):
-            time.sleep(5)
         if not report(traceback.format_exc()):
             traceback.print_exc()
         code = 1
@@ -147,4 +166,4 @@ def reporting() -> Iterator[None]:
         sys.exit(code)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code if isinstance(code, int) else 1)  # threads of torch may abort a process that is taken down in order
+    os._exit(code or 0)  # threads of torch may abort a process that is taken down in order

@@ -59,7 +59,7 @@ class Plan:
     @property
     def group_size(self) -> int:
         """Completions a prompt."""
-        return self.spec.rollout.group_size or self.needs.min_group
+        return self.spec.rollout.group_size or self.needs.group_size or self.needs.min_group
 
     @property
     def single_update(self) -> bool:
@@ -168,8 +168,10 @@ def _inert(plan: Plan, given: set[str]) -> Iterator[str]:
     rules: list[tuple[str, bool, str]] = [
         ("rollout", needs.data == "rollouts", offline),
         ("rewards", needs.rewards, f"{name} uses no reward"),
-        ("train.optim.critic", "critic" in needs.trains, f"{name} trains no critic"),
+        *((f"train.optim.{role}", role in needs.trains, f"{name} trains no {role}")
+          for role in type(plan.spec.train.optim).model_fields),
         ("model.critic", "critic" in needs.trains, f"{name} trains no critic"),
+        ("model.lora", "policy" in needs.trains, f"{name} trains no policy"),
         ("model.reference", "reference" in needs.frozen, f"{name} compares with no reference here"),
         ("model.reference.cache", needs.data != "rollouts", "sampled completions are new each time"),
         ("data.max_length", needs.data != "rollouts", f"{name} samples its completions; set rollout.max_completion"),
@@ -196,6 +198,11 @@ def _conflicts(plan: Plan, registry: Registry) -> Iterator[str]:
     if needs.data == "rollouts" and plan.group_size < needs.min_group:
         yield (f"rollout.group_size = {plan.group_size}: {name} compares completions of one prompt and needs at least "
                f"{needs.min_group}")
+    if needs.teacher and spec.model.reference.path is None:
+        yield f"{name} learns from another model: name it with model.reference.path"
+    if needs.rounds > 1 and spec.train.epochs is not None:
+        yield (f"train.epochs: {name} samples as many prompts as it needs, so passes over the data do not say how long "
+               "the run is; give --steps N")
     if spec.run.resume == "auto" and spec.run.name is None:
         yield "run.resume = auto continues the run of one name; give it with --name (run.name)"
     if spec.engine.offload == "all" and spec.engine.zero_stage < 3:
@@ -228,6 +235,10 @@ def _model_problems(plan: Plan) -> Iterator[str]:
         yield f"{summands if prompt else f'a prompt + rollout.max_completion = 1 or more + {completion}'} > {limit}"
     if context and plan.needs.data != "rollouts" and total and total > context:
         yield f"data.max_length = {total} > {limit}"
+    other = spec.model.reference.path and context_length(Path(spec.model.reference.path).expanduser())
+    longest = (prompt or 0) + completion if plan.needs.data == "rollouts" else total or context or 0
+    if other and longest > other:
+        yield f"rows of up to {longest} tokens > {other}, the context of model.reference.path; set data.max_length"
     if total and prompt and total <= prompt:
         yield f"data.max_length = {total} leaves nothing for an answer after data.max_prompt = {prompt}"
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from rlx.launch import place_of
 from rlx.logs import silent_stderr
+from rlx_sdk import SpecError
 
 T = TypeVar("T")
 PATIENCE = timedelta(hours=2)
@@ -84,8 +85,13 @@ def start_distributed() -> Ranks:
     place, gpu = place_of(os.environ), torch.cuda.is_available()
     ranks = Ranks(place.rank, place.world, place.local_rank, place.local_world)
     if gpu:
-        torch.cuda.set_device(ranks.local_rank)
-    elif ranks.world > 1:  # launchers give each process one thread, or all of them
+        seen = torch.cuda.device_count()
+        index = 0 if seen == 1 else place.local_rank  # some launchers show each process its own GPU only
+        if index >= seen:
+            raise SpecError([f"{place.local_world} processes on this machine, and {seen} GPUs"])
+        torch.cuda.set_device(index)
+        place = place._replace(local_rank=index)
+    if ranks.world > 1:  # launchers give each process one thread, or all of them
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // ranks.local_world))
     if not torch.distributed.is_initialized():
         os.environ |= place.environment()  # DeepSpeed insists on finding it there

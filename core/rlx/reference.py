@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import hashlib
 import json
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -13,7 +16,6 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from rlx.data.files import cached_table
 from rlx.data.order import Order
 from rlx.handles import Handle
 from rlx.hf import model_files
@@ -21,10 +23,12 @@ from rlx.inputs import Inputs
 from rlx.plan import Plan
 from rlx.ranks import Ranks
 from rlx.sources import read_rows
-from rlx_sdk import Pairs, Sequences
+from rlx_sdk import DataError, Pairs, Sequences
 
 CHUNK = 256
 """Rows of a rank between two gatherings."""
+FORMAT = 1
+"""Raised when files of earlier versions cannot be used any more."""
 _SCHEMA = pa.schema([("key", pa.binary(16)), ("logprobs", pa.list_(pa.float32()))])
 
 
@@ -44,8 +48,8 @@ class CachedReference:
             return self._loaded().logprobs(seqs)
         out = torch.zeros(seqs.tokens.shape)
         for i, row in enumerate(rows):
-            out[i, seqs.mask[i]] = torch.tensor(self._table.column("logprobs")[row].as_py())
-        return out
+            out[i, seqs.mask[i].cpu()] = torch.tensor(self._table.column("logprobs")[row].as_py())
+        return out.to(seqs.tokens.device)
 
     def logprobs_and_entropy(self, seqs: Sequences) -> tuple[Tensor, Tensor]:
         """``[B, T]`` each; entropies are not kept."""
@@ -74,23 +78,42 @@ def cached_reference(plan: Plan, inputs: Inputs, ranks: Ranks, load: Callable[[]
         wanted.append((inputs.held_out, list(range(len(inputs.held_out)))))
     model = plan.spec.model
     # Of each prepared file the ids themselves are the key's business; here it is enough which rows they are.
-    identity = [_SCHEMA.to_string(), model_files(model.reference.path or model.path), plan.spec.engine.dtype,
-                torch.cuda.is_available(), [(prepared.key, rows) for prepared, rows in wanted]]
+    identity = [FORMAT, model_files(model.reference.path or model.path), model.trust_remote_code,
+                plan.spec.engine.dtype, torch.cuda.is_available(), [(prepared.key, rows) for prepared, rows in wanted]]
     key = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:32]
     path = Path(plan.spec.data.cache).expanduser() / f"reference-{key}.arrow"
-    if not all(ranks.gather(path.exists())):
-        begin, handle = time.monotonic(), load()
-        batches = _compute(wanted, inputs.tokenizer.pad_token_id, handle, ranks)
-        if ranks.local_rank == 0:
-            path.unlink(missing_ok=True)
-            cached_table(path, lambda: (_SCHEMA, batches))
-        else:
-            for _ in batches:
-                pass
-        ranks.gather(None)  # until every file is there
+    if not all(ranks.gather(_kept(path) is not None)):
+        begin = time.monotonic()
+        _write(path, _compute(wanted, inputs.tokenizer.pad_token_id, load(), ranks), ranks)
+        gc.collect()  # the model's output layer refers to itself
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
         say(f"reference logprobs of {sum(len(rows) for _, rows in wanted):,} rows computed in "
-            f"{time.monotonic() - begin:.0f} s and kept; the reference model is out of memory")
-    return CachedReference(cached_table(path, lambda: (_SCHEMA, iter(()))), ranks, load)
+            f"{time.monotonic() - begin:.0f} s and kept on disk")
+    table = _kept(path)
+    if table is None:
+        raise DataError(f"the kept reference logprobs '{path}' vanished while they were used; start again")
+    return CachedReference(table, ranks, load)
+
+
+def _kept(path: Path) -> pa.Table | None:
+    """The file's rows; None if it is not there, or damaged."""
+    with contextlib.suppress(OSError, pa.ArrowInvalid), pa.memory_map(str(path)) as source:
+        return pa.ipc.open_file(source).read_all()
+    return None
+
+
+def _write(path: Path, batches: Iterator[pa.RecordBatch], ranks: Ranks) -> None:
+    """Aside, then renamed, by one rank of each machine; the others help to compute."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_suffix(f".{os.getpid()}")
+    with pa.MockOutputStream() if ranks.local_rank else pa.OSFile(str(aside), "wb") as sink:
+        with pa.ipc.new_file(sink, _SCHEMA) as writer:
+            for batch in batches:
+                writer.write_batch(batch)
+    if ranks.local_rank == 0:
+        aside.replace(path)
+    ranks.gather(None)  # until every machine has its file
 
 
 def _compute(wanted: Sequence[tuple[Any, list[int]]], pad_id: int, handle: Handle,
@@ -109,6 +132,6 @@ def _compute(wanted: Sequence[tuple[Any, list[int]]], pad_id: int, handle: Handl
 
 def _keys(seqs: Sequences) -> list[bytes]:
     """What a row's logprobs depend on, besides the model: its tokens, and which of them are asked for."""
-    tokens, mask = seqs.tokens.numpy(), seqs.mask.numpy()
+    tokens, mask = seqs.tokens.cpu().numpy(), seqs.mask.cpu().numpy()
     return [hashlib.blake2b(tokens[i, :n].tobytes() + mask[i, :n].tobytes(), digest_size=16).digest()
             for i, n in enumerate(seqs.length.tolist())]

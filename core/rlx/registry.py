@@ -142,7 +142,7 @@ class Registry:
 
     def _unknown(self, kind: Kind, name: str, plain: str) -> str:
         known = [e.name for e in self.entries(kind)]
-        return (f"no {kind} '{name}'.{did_you_mean(plain, known)} Installed: {listing(known, 12) or 'none'}."
+        return (f"no {kind} '{name}'.{did_you_mean(plain, known)} Installed: {listing(known, 30) or 'none'}."
                 f"{self.broken_note()}")
 
 

@@ -26,6 +26,7 @@ class Judged:
         by_provider: each provider's own scores, None where it abstained or failed.
         parts: further numbers of a provider's `Score`, as ``provider/part``.
         failed: samples a provider failed on, under ``on_error: skip`` or a value.
+        spans: weighted rewards of a completion's steps, each as (characters up to its end, reward).
     """
 
     rewards: list[float]
@@ -33,6 +34,7 @@ class Judged:
     by_provider: dict[str, list[float | None]]
     parts: dict[str, list[float]] = field(default_factory=dict)
     failed: int = 0
+    spans: list[list[tuple[int, float]]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ class RewardPanel:
         Raises:
             RewardError: a provider failed and its ``on_error`` is ``stop``.
         """
-        found = Judged([0.0] * len(samples), [False] * len(samples), {})
+        found = Judged([0.0] * len(samples), [False] * len(samples), {}, spans=[[] for _ in samples])
         for provider in self._providers:
             scores = self._usable(provider, samples, rows, found)
             found.by_provider[provider.name] = [None if s is None else s.value for s in scores]
@@ -71,6 +73,7 @@ class RewardPanel:
                 if score is not None:
                     found.rewards[i] += provider.spec.weight * score.value
                     found.judged[i] = True
+                    found.spans[i] += [(end, provider.spec.weight * value) for end, value in score.spans]
                     for part, value in score.parts.items():
                         found.parts.setdefault(f"{provider.name}/{part}", []).append(value)
         return found

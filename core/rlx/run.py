@@ -61,6 +61,10 @@ def run(plan: Plan, view: View) -> Result:
         if checkpoint:
             same_data(saved["data"], inputs.train, checkpoint)
         ranks.first_does(folder.make)
+        blind = [rank for rank, sees in enumerate(ranks.gather(folder.path.is_dir())) if not sees]
+        if blind:
+            raise SpecError([f"the run folder '{folder.path}' is not seen by the ranks {blind}; set run.dir to a "
+                             "folder that all machines share"])
         suffix = "" if ranks.first else f".{ranks.rank}"
         stack.enter_context(library_log(folder.path / f"libraries.log{suffix}"))
         from rlx.build import build, resume

@@ -105,9 +105,9 @@ class View:
 
     def done(self, result: Any) -> None:
         """The run is over."""
+        model = _hf_folder(result.checkpoint)
         self._console.print(f"\ndone: {result.steps} steps in {_clock(time.monotonic() - self._began)}\n"
-                            f"run         {result.run}\ncheckpoint  {result.checkpoint / 'actor'}  (a plain HF folder)",
-                            markup=False)
+                            f"run         {result.run}\ncheckpoint  {model}  (a plain HF folder)", markup=False)
 
     def _left(self, step: int) -> str:
         done = step - self._start
@@ -144,6 +144,12 @@ class View:
             table.add_row(Text(old["prompt"]), *(Text(f"{s['completion']}\n[reward {_number(s['reward'])}]")
                                                  for s in (old, new)))
         self._console.print(table)
+
+
+def _hf_folder(checkpoint: Path) -> Path:
+    """The policy's, or that of what was trained instead."""
+    folders = [folder for folder in checkpoint.iterdir() if (folder / "config.json").is_file()]
+    return min(folders, key=lambda folder: folder.name)
 
 
 def _phases(metrics: Mapping[str, float]) -> str:

@@ -1,4 +1,4 @@
-"""Direct preference optimisation, arXiv 2305.18290.
+"""Direct preference optimisation, arXiv 2305.18290, and losses of its family.
 
 From given pairs. With rewards given it runs on the policy's own samples instead: of each prompt's completions the best
 and the worst make the pair (as in arXiv 2402.04792, online feedback); prompts whose completions all score alike make
@@ -7,47 +7,48 @@ none.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from rlx import ops
-from rlx_sdk import (
-    Algorithm,
-    Batch,
-    Config,
-    Context,
-    LanguageModel,
-    Loss,
-    Mean,
-    Needs,
-    Pairs,
-    Role,
-    Rollouts,
-    Sequences,
-    Sum,
-)
+from rlx_plugins.pairs import Side, best_and_worst, pair_batch, preference_metrics, side
+from rlx_sdk import Algorithm, Batch, Config, Context, Loss, Mean, Needs, Pairs, Role, Rollouts
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-TIE = 1e-4
-"""Nats below which two sides score alike: float32 noise of summed logprobs. A tie is not a win."""
-
 
 class DPOConfig(Config):
-    """The strength of the preference."""
+    """The loss, and the strength of the preference."""
 
     beta: float = Field(0.1, gt=0)
     """How strongly the policy is held to the reference."""
+    loss: Literal["sigmoid", "hinge", "ipo", "robust"] = "sigmoid"
+    """DPO's; SLiC's margin; IPO's square, of mean logprobs a token as its authors asked; DPO for noisy labels."""
     label_smoothing: float = Field(0.0, ge=0, lt=0.5)
-    """Share of pairs assumed to be labelled the wrong way round (cDPO)."""
+    """Share of pairs assumed to be labelled the wrong way round (cDPO, robust)."""
+    length_normalised: bool = False
+    """Mean logprobs a token instead of their sums."""
+    sft_coef: float = Field(0.0, ge=0)
+    """Weight of the chosen answer's mean negative log-likelihood (RPO, arXiv 2404.19733)."""
+    reference_free: bool = False
+    """Compare with no reference."""
+
+    @model_validator(mode="after")
+    def _acts(self) -> Self:
+        if self.label_smoothing and self.loss in ("hinge", "ipo"):
+            raise ValueError(f"label_smoothing can have no effect with loss = {self.loss}")
+        if self.loss == "ipo" and "length_normalised" in self.model_fields_set and not self.length_normalised:
+            raise ValueError("loss = ipo is defined on means over tokens; leave length_normalised out")
+        return self
 
 
 def needs(options: DPOConfig, rewards: bool) -> Needs:
     """Pairs; or, with rewards, at least two completions a prompt to make them from."""
+    frozen = frozenset[Role](() if options.reference_free else {"reference"})
     return Needs(data="rollouts" if rewards else "pairs", min_group=2 if rewards else 1, rewards=rewards,
-                 trains=frozenset({"policy"}), frozen=frozenset({"reference"}))
+                 trains=frozenset({"policy"}), frozen=frozen)
 
 
 class DPO(Algorithm[Rollouts | Pairs]):
@@ -56,43 +57,40 @@ class DPO(Algorithm[Rollouts | Pairs]):
     def __init__(self, options: DPOConfig) -> None:
         """Keep the options."""
         self.options = options
+        self.mean = options.length_normalised or options.loss == "ipo"
 
     def prepare(self, data: Rollouts | Pairs, ctx: Context) -> Batch:
         """The reference's logprobs of both sides, summed over the answer."""
         chosen, rejected = best_and_worst(data) if isinstance(data, Rollouts) else (data.chosen, data.rejected)
-        reference = {f"ref_{name}": _sum_logprobs(ctx.reference, side)
-                     for name, side in (("chosen", chosen), ("rejected", rejected))}
-        ones = reference["ref_chosen"].new_ones(len(chosen))
-        return Batch({"chosen": chosen, "rejected": rejected}, {"policy": ones}, reference,
-                     {"pairs": Sum(len(chosen))})
+        reference = {} if self.options.reference_free else {
+            f"ref_{name}": self._of(side(ctx.reference, seqs)) for name, seqs in
+            (("chosen", chosen), ("rejected", rejected))}
+        return pair_batch(chosen, rejected, **reference)
 
     def loss(self, role: Role, rows: Batch, ctx: Context) -> Loss:
         """One loss a pair."""
-        chosen = _sum_logprobs(ctx.policy, rows.sequences["chosen"])
-        rejected = _sum_logprobs(ctx.policy, rows.sequences["rejected"])
-        ref_chosen, ref_rejected = rows.values["ref_chosen"], rows.values["ref_rejected"]
-        h = ops.dpo_logits(chosen, rejected, ref_chosen, ref_rejected)
-        beta, n = self.options.beta, len(h)
-        return Loss(ops.dpo_sigmoid_loss(h, beta, self.options.label_smoothing), {
-            "rewards/chosen": Mean(beta * (chosen - ref_chosen).sum(), n),
-            "rewards/rejected": Mean(beta * (rejected - ref_rejected).sum(), n),
-            "rewards/margin": Mean(beta * h.sum(), n),
-            "rewards/accuracy": Mean((h > TIE).sum(), n),
-            "logprobs/chosen": Mean(chosen.sum(), n),
-            "logprobs/rejected": Mean(rejected.sum(), n),
-        })
+        o, values = self.options, rows.values
+        chosen, rejected = (side(ctx.policy, rows.sequences[name]) for name in ("chosen", "rejected"))
+        ref_chosen, ref_rejected = (values.get(f"ref_{name}", chosen.total.new_zeros(len(rows)))
+                                    for name in ("chosen", "rejected"))
+        h = ops.dpo_logits(self._of(chosen), self._of(rejected), ref_chosen, ref_rejected)
+        loss = self._pair_loss(h)
+        metrics = preference_metrics(self._of(chosen) - ref_chosen, self._of(rejected) - ref_rejected, o.beta)
+        if o.sft_coef:
+            loss = loss - o.sft_coef * chosen.mean
+            metrics["loss/sft"] = Mean(-chosen.mean.sum(), len(h))
+        return Loss(loss, {**metrics, "logprobs/chosen": Mean(chosen.total.sum(), len(h)),
+                           "logprobs/rejected": Mean(rejected.total.sum(), len(h))})
 
+    def _pair_loss(self, h: Tensor) -> Tensor:
+        o = self.options
+        if o.loss == "hinge":
+            return ops.dpo_hinge_loss(h, o.beta)
+        if o.loss == "ipo":
+            return ops.dpo_ipo_loss(h, o.beta)
+        if o.loss == "robust":
+            return ops.dpo_robust_loss(h, o.beta, o.label_smoothing)
+        return ops.dpo_sigmoid_loss(h, o.beta, o.label_smoothing)
 
-def _sum_logprobs(model: LanguageModel, seqs: Sequences) -> Tensor:
-    return ops.masked_sum(model.logprobs(seqs), seqs.mask, dim=1)
-
-
-def best_and_worst(rollouts: Rollouts) -> tuple[Sequences, Sequences]:
-    """The best and the worst judged completion of each prompt; none of a prompt whose completions score alike."""
-    best, worst = [], []
-    for group in sorted(set(rollouts.group.tolist())):
-        rows = ((rollouts.group == group) & rollouts.judged).nonzero().flatten()
-        if len(rows) and rollouts.rewards[rows].max() > rollouts.rewards[rows].min():
-            best.append(rows[rollouts.rewards[rows].argmax()])
-            worst.append(rows[rollouts.rewards[rows].argmin()])
-    return rollouts.seqs[rollouts.group.new_tensor(best)], rollouts.seqs[rollouts.group.new_tensor(worst)]
+    def _of(self, answer: Side) -> Tensor:
+        return answer.mean if self.mean else answer.total

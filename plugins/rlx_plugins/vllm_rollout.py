@@ -30,6 +30,8 @@ class VLLMRollout:
         if options.gpu_memory_utilization is not None and context.device == "cpu":
             raise InputError("vllm: gpu_memory_utilization does nothing on a CPU; leave it out. The environment "
                              "variable VLLM_CPU_KVCACHE_SPACE sets the size of the KV cache there, in GiB.")
+        if context.device != "cpu" and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
+            raise InputError("vllm: with several GPUs it has not been tried yet; use --rollout hf.")
         if hasattr(context.policy, "peft_config"):
             raise InputError("vllm: it cannot take the weights of an adapter (model.lora) yet; use --rollout hf.")
         self._options, self._length, self._stops = options, context.max_length, list(context.stop_token_ids)

@@ -47,7 +47,22 @@ if TYPE_CHECKING:
         TrackerContext,
         ValueModel,
     )
-    from rlx_sdk.data import Batch, Demonstrations, Loss, Max, Mean, Metric, Min, Pairs, Role, Rollouts, Sequences, Sum
+    from rlx_sdk.data import (
+        Batch,
+        Demonstrations,
+        Group,
+        Labelled,
+        Loss,
+        Max,
+        Mean,
+        Metric,
+        Min,
+        Pairs,
+        Role,
+        Rollouts,
+        Sequences,
+        Sum,
+    )
 
 __all__ = [
     "Algorithm",
@@ -62,8 +77,10 @@ __all__ = [
     "Fingerprint",
     "FinishReason",
     "Generation",
+    "Group",
     "InputError",
     "Kind",
+    "Labelled",
     "LanguageModel",
     "Loss",
     "Max",

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, runtime_checkable
 
-from rlx_sdk.data import Batch, Demonstrations, Loss, Pairs, Role, Rollouts, Sequences
+from rlx_sdk.data import Batch, Demonstrations, Group, Labelled, Loss, Pairs, Role, Rollouts, Sequences
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-DataKind = Literal["rollouts", "pairs", "demonstrations"]
+DataKind = Literal["rollouts", "pairs", "labelled", "demonstrations"]
 FinishReason = Literal["stop", "length"]
 Message = Mapping[str, Any]
 
@@ -31,7 +31,11 @@ class Needs:
         trains: roles that are updated.
         frozen: roles that only answer.
         min_group: completions of one prompt that the algorithm cannot do without.
+        group_size: completions of one prompt where the user says nothing; default: ``min_group``.
+        rounds: how often a step may sample prompts, until enough groups are kept (`Algorithm.keep`).
         rewards: whether completions must be scored; false for algorithms that only imitate or compare given text.
+        token_rewards: whether it reads what rewards say of parts of a completion (`Score.spans`).
+        teacher: whether the reference must be another model than the policy (``model.reference.path``).
         several_updates: options that act only when one batch makes several updates.
     """
 
@@ -39,7 +43,11 @@ class Needs:
     trains: frozenset[Role]
     frozen: frozenset[Role] = frozenset()
     min_group: int = 1
+    group_size: int | None = None
+    rounds: int = 1
     rewards: bool = False
+    token_rewards: bool = False
+    teacher: bool = False
     several_updates: frozenset[str] = frozenset()
 
 
@@ -124,7 +132,7 @@ class Context(Protocol):
         ...
 
 
-D = TypeVar("D", Rollouts, Pairs, Demonstrations, Rollouts | Pairs)
+D = TypeVar("D", Rollouts, Pairs, Labelled, Demonstrations, Rollouts | Pairs)
 
 
 class Algorithm(ABC, Generic[D]):
@@ -134,7 +142,8 @@ class Algorithm(ABC, Generic[D]):
     def prepare(self, data: D, ctx: Context) -> Batch:
         """What the update needs, computed once a batch without gradients.
 
-        Changes no state: it is also called for evaluation.
+        Changes no state: it is also called for evaluation. Every rank must ask the models and `Context.all_sum` the
+        same number of times, also one that has no rows.
         """
 
     @abstractmethod
@@ -143,6 +152,10 @@ class Algorithm(ABC, Generic[D]):
 
         Must be finite for a row with an empty mask: with several ranks such rows fill up.
         """
+
+    def keep(self, group: Group) -> bool:
+        """Whether a prompt's completions are worth learning from; in place of others more prompts are sampled."""
+        return True
 
     def trains(self, role: Role, step: int) -> bool:
         """Whether the role is updated in this step (critic warm-up)."""
@@ -183,10 +196,17 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """A reward with its parts, each logged as ``reward/<provider>/<part>/mean``."""
+    """A reward of a completion.
+
+    Attributes:
+        value: the reward.
+        parts: what it is made of, each logged as ``reward/<provider>/<part>/mean``.
+        spans: rewards of its steps beside ``value``, each as (characters up to its end, reward), in order.
+    """
 
     value: float
     parts: Mapping[str, float] = field(default_factory=dict)
+    spans: Sequence[tuple[int, float]] = ()
 
 
 Scores = Sequence["float | Score | None"]

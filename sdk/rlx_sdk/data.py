@@ -61,7 +61,8 @@ class Rollouts:
     """Completions that the policy sampled, with their rewards.
 
     Attributes:
-        seqs: prompt and completion; ``per_token["rollout_logprobs"]`` as the sampler saw them.
+        seqs: prompt and completion; ``per_token["rollout_logprobs"]`` as the sampler saw them, and
+            ``per_token["token_rewards"]`` what rewards said of parts (`Score.spans`) if `Needs.token_rewards` is set.
         rewards: ``[B]`` float, the weighted sum over reward providers; 0 where not judged.
         judged: ``[B]`` bool, false where every provider abstained or failed under ``on_error: skip``.
         group: ``[B]`` int64, equal for completions of one prompt.
@@ -73,6 +74,27 @@ class Rollouts:
     judged: Tensor
     group: Tensor
     truncated: Tensor
+
+    def __len__(self) -> int:
+        """The number of completions."""
+        return len(self.seqs)
+
+    def __getitem__(self, rows: Any) -> Rollouts:
+        """The given rows."""
+        return Rollouts(self.seqs[rows], self.rewards[rows], self.judged[rows], self.group[rows], self.truncated[rows])
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The completions of one prompt, before an algorithm learns from them.
+
+    Attributes:
+        rewards: of those that were judged.
+        size: completions in all.
+    """
+
+    rewards: tuple[float, ...]
+    size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +111,15 @@ class Demonstrations:
     """Conversations to imitate; the mask marks the tokens to learn. Attribute ``row``: ``[B]`` data row."""
 
     seqs: Sequences
+    row: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Labelled:
+    """Answers that somebody called good or bad. Attributes: ``label`` ``[B]`` bool, ``row`` ``[B]`` data row."""
+
+    seqs: Sequences
+    label: Tensor
     row: Tensor
 
 

@@ -76,12 +76,13 @@ def _score(value: Any) -> Score | ScoreError | None:
         return None
     try:
         if isinstance(value, Score):
-            score = Score(_number(value.value), {name: _number(part) for name, part in value.parts.items()})
+            score = Score(_number(value.value), {name: _number(part) for name, part in value.parts.items()},
+                          tuple((int(end), _number(reward)) for end, reward in value.spans))
         else:
             score = Score(_number(value))
     except (AttributeError, TypeError, ValueError, ArithmeticError, RuntimeError):
         return ScoreError(f"it gave {value!r:.60} ({type(value).__name__}); a number is wanted, or None for not judged")
-    if all(map(math.isfinite, (score.value, *score.parts.values()))):
+    if all(map(math.isfinite, (score.value, *score.parts.values(), *(reward for _, reward in score.spans)))):
         return score
     return ScoreError(f"it gave {value!r:.60}; rewards must be finite numbers (None means: not judged)")
 

@@ -174,3 +174,38 @@ def test_rewards_turn_it_to_its_own_samples():
 def test_options_that_cannot_work_are_refused(options, said):
     with pytest.raises(ValidationError, match=said):
         DPOConfig.model_validate(options)
+
+
+@pytest.mark.parametrize(("options", "expected"), [
+    ({"loss": "hinge"}, "hinge"), ({"loss": "ipo"}, "ipo_length_averaged"),
+])
+def test_other_losses_of_given_pairs(options, expected, case, pairs, context, objective):
+    m20 = case("M20_dpo_losses")
+    inputs = m20["inputs"]
+    data, model = pairs(inputs["chosen_tokens"], inputs["rejected_tokens"])
+    ctx = context(policy=model(inputs["policy_chosen"], inputs["policy_rejected"]),
+                  reference=model(inputs["ref_chosen"], inputs["ref_rejected"]))
+    algorithm = dpo(**options)
+    batch = algorithm.prepare(data, ctx)
+    assert_close(algorithm.loss("policy", batch, ctx).rows, numbers(m20["expected"][expected]["per_pair"]))
+    assert objective(algorithm, "policy", batch, ctx).item() == pytest.approx(m20["expected"][expected]["loss"],
+                                                                              abs=1e-6)
+
+
+def test_without_a_reference_none_is_asked(pairs, context):
+    data, model = pairs([2], [4])
+    policy = model([-1.0], [-3.0])
+    algorithm = dpo(reference_free=True, length_normalised=True, sft_coef=0.5)
+    assert needs(algorithm.options, False).frozen == frozenset()
+    batch = algorithm.prepare(data, context())
+    loss = algorithm.loss("policy", batch, context(policy=policy)).rows
+    h = -0.5 + 0.75
+    expected = torch.nn.functional.softplus(numbers(-0.1 * h)) + 0.5 * 0.5
+    assert_close(loss, expected[None])
+
+
+@pytest.mark.parametrize("options", [{"loss": "hinge", "label_smoothing": 0.1}, {"loss": "ipo", "label_smoothing": 0.1},
+                                     {"loss": "ipo", "length_normalised": False}])
+def test_options_that_could_not_act_are_refused(options):
+    with pytest.raises(ValidationError):
+        dpo(**options)

@@ -87,13 +87,16 @@ def test_a_resumed_run_of_two_ranks_continues_bit_for_bit(tmp_path):
 ONE_ROW = """
 import rlx, sys
 for algo, more in (("ppo", {"reward": "polite_length", "rollout": {"max_completion": 4}}), ("dpo", {}), ("sft", {})):
-    rlx.train(algo=algo, quiet=True, steps=1, train={"batch_size": 1, "minibatches": 1}, data={"eval": 1},
+    rlx.train(algo=algo, steps=1, train={"batch_size": 1, "minibatches": 1},
+              data={"eval": 1, "cache": sys.argv[1] + "/cache"},
               run={"dir": sys.argv[1], "name": algo}, engine={"zero_stage": 3}, **more)
 """
 
 
 def test_a_rank_may_have_nothing_to_do(tmp_path):
-    run_ranks(2, "-c", ONE_ROW, str(tmp_path))
+    first, second = run_ranks(2, "-c", ONE_ROW, str(tmp_path))
+    assert first.count("done: ") == 3
+    assert "done: " not in second
     for algo in ("ppo", "dpo", "sft"):
         assert [line["step"] for line in metrics_of(tmp_path / algo) if "loss/policy" in line] == [1]
 
@@ -101,6 +104,9 @@ def test_a_rank_may_have_nothing_to_do(tmp_path):
 @pytest.mark.parametrize(("name", "what", "code", "said"), [
     ("raises", "raise ValueError('no such thing')", 1, "error: rank 1: reward 'raises'"),
     ("killed", "os.kill(os.getpid(), signal.SIGKILL)", 1, "error: rank 1: it was killed by SIGKILL"),
+    ("crashes", "os.write(2, b'device-side assert'); os._exit(3)", 3,
+     "error: rank 1: ended with exit code 3\ndevice-side assert"),
+    ("leaves", "import sys; sys.exit('no licence')", 1, "error: rank 1: no licence"),
 ])
 def test_a_rank_that_dies_ends_all_with_its_own_error(tmp_path, name, what, code, said):
     (tmp_path / "failing.py").write_text(FAILING.format(name=name, what=what))

@@ -57,6 +57,19 @@ def test_a_second_run_does_not_load_it_and_numbers_stay(train, tmp_path, loaded)
         assert one == pytest.approx(other, rel=1e-4, abs=1e-4)
 
 
+@pytest.mark.parametrize("damage", [lambda file: file.write_bytes(file.read_bytes()[:500]),
+                                    lambda file: file.write_bytes(b"")], ids=["cut off", "empty"])
+def test_a_damaged_file_is_made_anew(train, tmp_path, loaded, damage):
+    train("dpo", **settings(tmp_path), run={"name": "first"}, train={"steps": 1})
+    file, = (tmp_path / "cache").glob("reference-*.arrow")
+    whole = file.read_bytes()
+    damage(file)
+    for name in ("second", "third"):
+        train("dpo", **settings(tmp_path), run={"name": name}, train={"steps": 1})
+    assert file.read_bytes() == whole
+    assert loaded.count("reference") == 2
+
+
 def test_other_rows_or_weights_are_computed_anew(train, tmp_path, loaded, other_model):
     model = {"path": str(other_model)}
     given = settings(tmp_path) | {"model": model}

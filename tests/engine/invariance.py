@@ -30,7 +30,7 @@ from rlx.plan import Plan, resolve
 from rlx.ranks import Ranks, start_distributed
 from rlx.registry import Registry
 from rlx.sources import Collected
-from rlx_sdk import Demonstrations, Pairs, Rollouts, Sequences
+from rlx_sdk import Demonstrations, Labelled, Pairs, Rollouts, Sequences
 
 QUICK = Path(rlx.__file__).parent / "quickstart"
 STEPS = 2
@@ -58,6 +58,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
+EVERY_SETTING = ("ppo", "dpo", "sft")
+SOME_SETTINGS = ("zero1-whole", "zero2-rows1", "zero3-offload-rows3")
+"""For the other algorithms, so that the test stays short."""
+
+
 def random_sequences(lengths: list[tuple[int, int]], seed: int) -> Sequences:
     """Random tokens, with random garbage in the padding too."""
     generator = torch.Generator().manual_seed(seed)
@@ -75,11 +80,14 @@ def data_of(kind: str, groups: set[int]) -> Any:
     seqs = random_sequences(LENGTHS, 1)
     if kind == "rollouts":
         rewards = torch.tensor(REWARDS)
+        seqs.per_token["token_rewards"] = torch.zeros(seqs.tokens.shape)  # type: ignore[index]
         return Rollouts(seqs[rows], rewards[rows], ~rewards[rows].isnan(), torch.tensor(GROUPS)[rows],
                         torch.zeros(len(rows), dtype=torch.bool))
     kept = Sequences(seqs.tokens, seqs.length, seqs.mask)[rows]
     if kind == "demonstrations":
         return Demonstrations(kept, rows)
+    if kind == "labelled":
+        return Labelled(kept, rows % 3 > 0, rows)
     other = random_sequences([(p, 1 + c // 2) for p, c in LENGTHS], 2)
     return Pairs(kept, Sequences(other.tokens, other.length, other.mask)[rows], rows)
 
@@ -123,25 +131,31 @@ def sgd(parameters: Any, optim: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=1.0)
 
 
-def small_model(folder: Path) -> None:
+ROW = {"instruction": "Say hello.", "output": "Hello there.", "chosen": "Hello.", "rejected": "Go.", "label": True}
+
+
+def small_model(folder: Path, seed: int) -> None:
     """The bundled model's tokenizer with fewer and larger random weights."""
     config = LlamaConfig.from_pretrained(QUICK / "rlx-tiny", num_hidden_layers=2, hidden_size=64, head_dim=16,
                                          intermediate_size=96, num_key_value_heads=2, initializer_range=0.1)
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     LlamaForCausalLM(config).save_pretrained(folder)
     AutoTokenizer.from_pretrained(QUICK / "rlx-tiny").save_pretrained(folder)
 
 
 def plan_of(registry: Registry, algo: str, rewards: bool, options: dict[str, Any], folder: Path) -> Plan:
-    optim = {"lr": 1.0, "grad_clip": 0.05}
+    entry, optim = registry.get("algorithm", algo), {"lr": 1.0, "grad_clip": 0.05}
+    needs = entry.call("needs", entry.call("config")(), rewards)
     train = {"steps": STEPS, "batch_size": 8, "minibatches": 2,
-             "optim": {"policy": optim} | ({"critic": optim} if algo == "ppo" else {}),
+             "optim": dict.fromkeys(needs.trains, optim),
              **{k: options[k] for k in ("micro_batch", "micro_tokens") if k in options}}
     model = {"path": str(folder / "model")} | ({"lora": options["lora"]} if "lora" in options else {})
+    if needs.teacher:
+        model["reference"] = {"path": str(folder / "teacher")}
     return resolve(registry, {
         "algo": {"name": algo}, "model": model,
         "engine": {"dtype": options["dtype"], **options.get("engine", {})}, "train": train,
-        "data": {"path": str(QUICK / "prompts.parquet"), "cache": str(folder / "cache")},
+        "data": {"path": str(folder / "rows.jsonl"), "cache": str(folder / "cache")},
         **({"rewards": [{"name": "polite_length"}]} if rewards else {})})
 
 
@@ -169,14 +183,16 @@ def masters(trainer: Any) -> dict[str, torch.Tensor]:
 def main(folder: Path, dtype: str = "float32") -> None:
     with library_log(None):
         ranks = start_distributed()
-        ranks.first_does(lambda: small_model(folder / "model"))
+        ranks.first_does(lambda: [small_model(folder / name, seed) for seed, name in enumerate(("model", "teacher"))])
+        ranks.first_does(lambda: (folder / "rows.jsonl").write_text(f"{json.dumps(ROW)}\n" * 8))
     building.Engine = functools.partial(Engine, make_optimizer=sgd)
     registry = Registry.discover()
     for entry in registry.entries("algorithm"):
         asked = [(given, entry.call("needs", entry.call("config")(), given)) for given in (True, False)]
         kinds = {needs.data: given for given, needs in asked if given == needs.rewards}
         for kind, rewards in kinds.items():
-            for name, setting in SETTINGS.items():
+            for name in SETTINGS if entry.name in EVERY_SETTING else SOME_SETTINGS:
+                setting = SETTINGS[name]
                 begin = time.monotonic()
                 with library_log(None), contextlib.redirect_stdout(None):
                     options = {**setting, "dtype": dtype}

@@ -73,4 +73,4 @@ def test_precision_follows_the_device():
     assert pick_dtype("auto", "cpu") == torch.float32
     assert pick_dtype("auto", "cuda:3") == torch.bfloat16
     assert pick_dtype("bfloat16", "cpu") == torch.bfloat16
-    assert pick_device(2) == ("cuda:2" if torch.cuda.is_available() else "cpu")
+    assert pick_device() == ("cuda:0" if torch.cuda.is_available() else "cpu")

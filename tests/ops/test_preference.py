@@ -1,3 +1,4 @@
+import math
 from functools import partial
 
 import pytest
@@ -5,6 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlx import ops
 from rlx.ops import dpo_logits, dpo_sigmoid_loss
 
 numbers = partial(torch.tensor, dtype=torch.float64)
@@ -47,3 +49,41 @@ def test_smoothing_mixes_the_pair_with_its_reverse(h, beta, smoothing):
     right, wrong = (dpo_sigmoid_loss(numbers([sign * h]), beta) for sign in (1, -1))
     assert_close(right - wrong, numbers([-beta * h]))
     assert_close(dpo_sigmoid_loss(numbers([h]), beta, smoothing), (1 - smoothing) * right + smoothing * wrong)
+
+
+@pytest.mark.parametrize(("h", "hinge", "ipo", "robust"), [(1.5, 0.85, 12.25, 0.60220705), (0, 1, 25, 0.69314718)])
+def test_other_losses_of_the_family(h, hinge, ipo, robust):
+    h = numbers([h])
+    assert ops.dpo_hinge_loss(h, 0.1).item() == pytest.approx(hinge, abs=1e-6)
+    assert ops.dpo_ipo_loss(h, 0.1).item() == pytest.approx(ipo, abs=1e-6)
+    assert ops.dpo_robust_loss(h, 0.1, 0.1).item() == pytest.approx(robust, abs=1e-6)
+
+
+def test_scores_of_a_reward_model(case):
+    m25 = case("M25_reward_model_loss")
+    inputs, expected = m25["inputs"], m25["expected"]
+    chosen, rejected, margin = (numbers(inputs[name]) for name in ("chosen", "rejected", "margin"))
+    assert_close(ops.ranking_loss(chosen, rejected, margin), numbers(expected["per_pair"]))
+    assert ops.ranking_loss(chosen, rejected).mean().item() == pytest.approx(expected["loss_without_margin"], abs=1e-6)
+
+
+def test_simpo_and_orpo_by_hand():
+    chosen, rejected = numbers([-0.5]), numbers([-1.25])
+    assert ops.simpo_loss(chosen, rejected, 2.0, 1.0).item() == pytest.approx(math.log1p(math.exp(-0.5)), abs=1e-9)
+    odds = math.log(math.exp(-0.5) / (1 - math.exp(-0.5))) - math.log(math.exp(-1.25) / (1 - math.exp(-1.25)))
+    expected = 0.5 + 0.1 * math.log1p(math.exp(-odds))
+    assert ops.orpo_loss(chosen, rejected, 0.1).item() == pytest.approx(expected, abs=1e-9)
+
+
+def test_odds_of_a_certain_answer_stay_finite():
+    chosen = numbers([0.0, -1e-12]).requires_grad_()
+    loss = ops.orpo_loss(chosen, numbers([-40.0, 0.0]), 0.1)
+    loss.sum().backward()
+    assert torch.isfinite(loss).all()
+    assert torch.isfinite(chosen.grad).all()
+
+
+def test_kto_by_hand():
+    ratio, label, z0 = numbers([1.0, 1.0]), torch.tensor([True, False]), numbers(0.2)
+    sigmoid = 1 / (1 + math.exp(-0.1 * 0.8))
+    assert_close(ops.kto_loss(ratio, label, z0, 0.1), numbers([1 - sigmoid, sigmoid]))

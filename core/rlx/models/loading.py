@@ -14,9 +14,9 @@ from rlx_sdk import ModelError
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-def pick_device(local_rank: int = 0) -> str:
-    """The GPU of this rank, or the CPU."""
-    return f"cuda:{local_rank}" if torch.cuda.is_available() else "cpu"
+def pick_device() -> str:
+    """The current GPU, or the CPU."""
+    return f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_available() else "cpu"
 
 
 def pick_dtype(wanted: str, device: str) -> torch.dtype:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rlx.models.logprobs import install_logprob_head
 from rlx.models.lora import has_lora, merged_weights
@@ -125,7 +126,10 @@ def _checkpointed_layers(model: Any) -> list[nn.Module]:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     except ValueError as error:
         raise ModelError(f"engine.activation_checkpointing: {type(model).__name__} does not support it") from error
-    return [module for module in model.modules() if getattr(module, "gradient_checkpointing", False)]
+    layers: list[nn.Module] = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not layers:
+        raise ModelError(f"engine.activation_checkpointing: {type(model).__name__} has no layers that support it")
+    return layers
 
 
 @contextmanager

@@ -16,10 +16,37 @@ from rlx.ops.options import AGGREGATIONS, KL_ESTIMATORS, Aggregation, KLEstimato
 if TYPE_CHECKING:
     from rlx.ops.advantages import gae, token_rewards
     from rlx.ops.aggregate import aggregate_rows, row_weights
+    from rlx.ops.groups import (
+        centred,
+        dead_groups,
+        group_sizes,
+        group_sums,
+        leave_one_out,
+        normalised,
+        overlong_penalty,
+        returns_to_go,
+    )
     from rlx.ops.kl import adapt_kl_coef, kl_estimate
     from rlx.ops.masked import LOG_RATIO_LIMIT, clamped_exp, masked_mean, masked_sum, whiten
-    from rlx.ops.ppo import PolicyLoss, policy_loss, truncated_importance, value_loss
-    from rlx.ops.preference import dpo_logits, dpo_sigmoid_loss
+    from rlx.ops.ppo import (
+        PolicyLoss,
+        policy_loss,
+        sequence_policy_loss,
+        truncated_importance,
+        value_loss,
+        weighted_policy_loss,
+    )
+    from rlx.ops.preference import (
+        dpo_hinge_loss,
+        dpo_ipo_loss,
+        dpo_logits,
+        dpo_robust_loss,
+        dpo_sigmoid_loss,
+        kto_loss,
+        orpo_loss,
+        ranking_loss,
+        simpo_loss,
+    )
 
 __all__ = [
     "AGGREGATIONS",
@@ -30,21 +57,38 @@ __all__ = [
     "PolicyLoss",
     "adapt_kl_coef",
     "aggregate_rows",
+    "centred",
     "clamped_exp",
+    "dead_groups",
+    "dpo_hinge_loss",
+    "dpo_ipo_loss",
     "dpo_logits",
+    "dpo_robust_loss",
     "dpo_sigmoid_loss",
     "gae",
+    "group_sizes",
+    "group_sums",
     "kl_estimate",
+    "kto_loss",
+    "leave_one_out",
     "masked_mean",
     "masked_sum",
+    "normalised",
+    "orpo_loss",
+    "overlong_penalty",
     "policy_loss",
+    "ranking_loss",
+    "returns_to_go",
     "row_weights",
+    "sequence_policy_loss",
+    "simpo_loss",
     "token_rewards",
     "truncated_importance",
     "value_loss",
+    "weighted_policy_loss",
     "whiten",
 ]
-_MODULES = ("advantages", "aggregate", "kl", "masked", "ppo", "preference")
+_MODULES = ("advantages", "aggregate", "groups", "kl", "masked", "ppo", "preference")
 
 
 def __getattr__(name: str) -> Any:

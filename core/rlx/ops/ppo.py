@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rlx.ops.masked import clamped_exp
+from rlx.ops.masked import clamped_exp, masked_mean
 
 
 class PolicyLoss(NamedTuple):
@@ -35,6 +35,25 @@ def policy_loss(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, clip
         dual_clipped = (advantages < 0) & (loss > ceiling)
         loss = torch.where(dual_clipped, ceiling, loss)
     return PolicyLoss(loss, ratio, bounded > plain, dual_clipped)
+
+
+def sequence_policy_loss(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor, clip_low: float,
+                         clip_high: float) -> PolicyLoss:
+    """GSPO (arXiv 2507.18071): one ratio a sequence, ``exp(mean of logprobs − old_logprobs)``, clipped as in PPO.
+
+    Every token of a row gets the row's loss, so a mean over its tokens is the paper's.
+    """
+    mean = masked_mean(logprobs - old_logprobs, mask, dim=1)[:, None].expand_as(logprobs)
+    return policy_loss(mean, torch.zeros_like(mean), advantages, clip_low, clip_high)
+
+
+def weighted_policy_loss(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, clip_low: float,
+                         clip_high: float) -> PolicyLoss:
+    """CISPO (arXiv 2506.13585): ``−sg(clip(ρ, 1 − clip_low, 1 + clip_high))·A·logprob``: every token has a gradient."""
+    ratio = clamped_exp(logprobs - old_logprobs).detach()
+    weight = ratio.clamp(1 - clip_low, 1 + clip_high)
+    never = torch.zeros_like(weight, dtype=torch.bool)
+    return PolicyLoss(-weight * advantages * logprobs, ratio, weight != ratio, never)
 
 
 def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float | None) -> Tensor:

@@ -1,0 +1,230 @@
+"""The data of a step that is sampled: prompts from a file, completions from a rollout backend, scores from rewards."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha1
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlx.batching import pad_sequences
+from rlx.data import Prepared, Tokenizer
+from rlx.metrics import Accumulator
+from rlx.rewards import Judged, RewardPanel
+from rlx.sources import Collected, Cursor, Timer
+from rlx_sdk import (
+    Generation,
+    Group,
+    Mean,
+    Needs,
+    Request,
+    RewardError,
+    RolloutBackend,
+    Rollouts,
+    Sample,
+    Sampling,
+    Sum,
+    TrainingError,
+)
+
+EVAL_STREAM = 1 << 40
+"""Evaluation draws its random numbers far away from training's positions."""
+
+
+@dataclass(frozen=True)
+class _Row:
+    """One completion. ``position`` is its prompt's place in the run; completions of one prompt share it."""
+
+    position: int
+    row: int
+    prompt: Sequence[int]
+    generation: Generation
+    sample: Sample
+    reward: float
+    judged: bool
+    spans: Sequence[tuple[int, float]]
+
+
+@dataclass(frozen=True)
+class _Round:
+    """Completions of some prompts, in order, and what the rewards said of all of them."""
+
+    rows: list[_Row]
+    judged: Judged
+
+    def kept(self, keep: Callable[[Group], bool]) -> list[_Row]:
+        """Those of the prompts that an algorithm wants to learn from."""
+        groups: dict[int, list[_Row]] = defaultdict(list)
+        for row in self.rows:
+            groups[row.position].append(row)
+        return [row for rows in groups.values()
+                if keep(Group(tuple(r.reward for r in rows if r.judged), len(rows))) for row in rows]
+
+
+class RolloutSource:
+    """Prompts from a file, completions from a rollout backend, scores from rewards."""
+
+    def __init__(self, train: Prepared, held_out: Prepared | None, cursor: Cursor, tokenizer: Tokenizer,
+                 backend: RolloutBackend, rewards: RewardPanel, sampling: Sampling, group_size: int, seed: int,
+                 needs: Needs, keep: Callable[[Group], bool]) -> None:
+        """Sample ``group_size`` completions of each prompt; in ``needs.rounds``, until enough groups are kept."""
+        self._train, self._held_out, self._cursor, self._tokenizer = train, held_out, cursor, tokenizer
+        self._backend, self._rewards, self._sampling = backend, rewards, sampling
+        self._group_size, self._seed, self._version = group_size, seed, -1
+        self._needs, self._keep = needs, keep
+
+    def collect(self, phase: Timer) -> Collected | None:
+        """Sample and score the next batch of prompts; more of them in place of groups that are not kept."""
+        rounds: list[_Round] = []
+        kept: list[_Row] = []
+        missing = self._cursor.batch_size
+        while missing and len(rounds) < self._needs.rounds:
+            places = self._cursor.next(missing)
+            if places is None:
+                return None
+            rounds.append(self._sample_round(self._train, places, phase))
+            new = rounds[-1].kept(self._keep)
+            kept += new
+            missing -= sum(self._cursor.ranks.gather(len({row.position for row in new})))
+        if self._needs.rounds == 1:
+            return self._collected(rounds, kept)
+        collected = self._collected(rounds, self._evenly(kept))
+        found = self._cursor.batch_size - missing
+        collected.metrics.update({"groups/kept": found, "groups/rounds": len(rounds)})
+        return collected
+
+    def _evenly(self, rows: list[_Row]) -> list[_Row]:
+        """Kept rows of all ranks shared out anew by prompt, so that the batch does not depend on who sampled what."""
+        every = sorted((row for part in self._cursor.ranks.gather(rows) for row in part), key=lambda row: row.position)
+        mine = set(self._cursor.ranks.share(sorted({row.position for row in every})))
+        return [row for row in every if row.position in mine]
+
+    def evaluate(self, phase: Timer) -> Collected | None:
+        """Sample and score the held-out prompts, as in training, with the same random numbers every time."""
+        held = self._held_out
+        if held is None:
+            return None
+        places = [(EVAL_STREAM + row, row) for row in self._cursor.ranks.share(range(len(held)))]
+        done = self._sample_round(held, places, phase)
+        return self._collected([done], done.rows)
+
+    def sync(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
+        """Give the backend the new weights."""
+        self._backend.sync(weights, version)
+        self._version = version
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position."""
+        return {"position": self._cursor.position}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a position."""
+        self._cursor.position = state["position"]
+
+    def close(self) -> None:
+        """Close backend and rewards."""
+        self._backend.close()
+        self._rewards.close()
+
+    def _sample_round(self, prepared: Prepared, places: Sequence[tuple[int, int]], phase: Timer) -> _Round:
+        requests = [Request(prepared.ids(row, "prompt"), self._sampling, self._group_size, _seed(self._seed, position))
+                    for position, row in places]
+        with phase("rollout"):
+            try:
+                done = dict(self._backend.generate(requests))
+            finally:
+                self._backend.release()
+            self._cursor.ranks.gather(None)  # the phase lasts until the last rank is done
+            flat = [(i, g) for i in range(len(requests)) for g in done[i]]
+            self._refuse_stale(g for _, g in flat)
+        with phase("reward"):
+            samples = [self._sample(prepared, places[i][1], g) for i, g in flat]
+            judged = self._rewards.score(samples, [prepared.row_index(places[i][1]) + 1 for i, _ in flat])
+        if any(judged.spans) and not self._needs.token_rewards:
+            raise RewardError("a reward gave rewards of steps (Score.spans), and this algorithm learns from whole "
+                              "completions")
+        return _Round([_Row(*places[i], requests[i].tokens, g, samples[k], judged.rewards[k], judged.judged[k],
+                            judged.spans[k]) for k, (i, g) in enumerate(flat)], judged)
+
+    def _collected(self, rounds: Sequence[_Round], kept: Sequence[_Row]) -> Collected:
+        """What the algorithm learns from, the metrics of all that was sampled, and all of it as a table."""
+        per_token: dict[str, Sequence[Sequence[float]]] = {"rollout_logprobs": [r.generation.logprobs for r in kept]}
+        if self._needs.token_rewards:
+            per_token["token_rewards"] = [self._of_tokens(r) for r in kept]
+        seqs = pad_sequences([r.prompt for r in kept], [r.generation.tokens for r in kept],
+                             self._tokenizer.pad_token_id, **per_token)
+        number = {position: i for i, position in enumerate(dict.fromkeys(r.position for r in kept))}
+        # Types are said: a rank may have no row.
+        rollouts = Rollouts(seqs, torch.tensor([r.reward for r in kept], dtype=torch.float),
+                            torch.tensor([r.judged for r in kept], dtype=torch.bool),
+                            torch.tensor([number[r.position] for r in kept], dtype=torch.long),
+                            torch.tensor([r.generation.finish_reason == "length" for r in kept], dtype=torch.bool))
+        return Collected(rollouts, self._measure(rounds), [line for one in rounds for line in _table(one)])
+
+    def _of_tokens(self, row: _Row) -> list[float]:
+        """Rewards of steps, each at the token that completes the step's text."""
+        rewards, tokens = [0.0] * len(row.generation.tokens), row.generation.tokens
+        if row.spans:
+            ends = [len(self._tokenizer.decode(tokens[: k + 1])) for k in range(len(tokens))]
+            for end, value in row.spans:
+                rewards[min(bisect_left(ends, end), len(tokens) - 1)] += value
+        return rewards
+
+    def _refuse_stale(self, generations: Iterator[Generation]) -> None:
+        stale = next((g.version for g in generations if g.version != self._version), None)
+        if stale is not None:
+            raise TrainingError(f"the rollout backend sampled with the weights of step {stale}; the policy is at step "
+                                f"{self._version}")
+
+    def _sample(self, prepared: Prepared, row: int, generation: Generation) -> Sample:
+        example = prepared.example(row)
+        text = example.prompt if isinstance(example.prompt, str) else str(example.prompt[-1].get("content") or "")
+        messages = () if isinstance(example.prompt, str) else tuple(example.prompt)
+        return Sample(text, self._tokenizer.decode(generation.tokens), messages, generation.finish_reason, example.row)
+
+    def _measure(self, rounds: Sequence[_Round]) -> dict[str, float]:
+        rows = [row for one in rounds for row in one.rows]
+        known, lengths = [r.reward for r in rows if r.judged], [len(r.generation.tokens) for r in rows]
+        mine = [sha1(r.sample.completion.encode(), usedforsecurity=False).digest() for r in rows]
+        texts = [text for part in self._cursor.ranks.gather(mine) for text in part]
+        found = Accumulator(self._cursor.ranks)
+        found.add({
+            "reward/mean": Mean(sum(known), len(known)),
+            "reward/square": Mean(sum(r * r for r in known), len(known)),
+            "reward/judged": Mean(len(known), len(rows)),
+            "length/mean": Mean(sum(lengths), len(lengths)),
+            "length/characters": Mean(sum(len(r.sample.completion) for r in rows), len(rows)),
+            "length/truncated": Mean(sum(r.generation.finish_reason == "length" for r in rows), len(rows)),
+            "length/distinct": Mean(len(set(texts)), len(texts)),
+            "rollout/tokens": Sum(sum(lengths)),
+        })
+        for judged in (one.judged for one in rounds):
+            found.add({"reward/failed": Mean(judged.failed, len(judged.rewards) * len(judged.by_provider))})
+            found.add({f"reward/{name}/mean": Mean(sum(v for v in scores if v is not None),
+                                                   sum(v is not None for v in scores))
+                       for name, scores in judged.by_provider.items()})
+            found.add({f"reward/{name}/mean": Mean(sum(values), len(values)) for name, values in judged.parts.items()})
+        metrics = found.reduce()
+        square = metrics.pop("reward/square", None)
+        if square is not None:
+            metrics["reward/std"] = math.sqrt(max(0.0, square - metrics["reward/mean"] ** 2))
+        return metrics
+
+
+def _seed(seed: int, position: int) -> int:
+    return int(np.random.SeedSequence([seed, position]).generate_state(1, np.uint64)[0] >> 1)
+
+
+def _table(one: _Round) -> list[dict[str, Any]]:
+    return [{"row": r.row, "prompt": r.sample.prompt, "completion": r.sample.completion,
+             "reward": r.reward if r.judged else None,
+             **{f"reward/{name}": scores[k] for name, scores in one.judged.by_provider.items()},
+             "length": len(r.generation.tokens), "finish_reason": r.sample.finish_reason}
+            for k, r in enumerate(one.rows)]

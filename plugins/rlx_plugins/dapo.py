@@ -1,0 +1,58 @@
+"""DAPO, arXiv 2503.14476: GRPO with a wider upper clip, token-mean, no dead groups, and a soft limit of length.
+
+Groups whose task rewards are all equal are sampled anew from further prompts, at most ``rounds`` times a step; the
+penalty of long completions comes after that, so that it does not keep a group alive.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pydantic import Field
+
+from rlx import ops
+from rlx.ops import Aggregation
+from rlx_plugins.grpo import GRPO, GRPOConfig
+from rlx_plugins.policy_gradient import CLIPS, group_needs
+from rlx_sdk import Batch, Context, Group, Mean, Needs, Rollouts
+
+
+class DAPOConfig(GRPOConfig):
+    """DAPO's options."""
+
+    clip_high: float = Field(0.28, gt=0)
+    """The ratio is clipped at 1 + this."""
+    aggregation: Aggregation = "token-mean"
+    """How token losses become one number."""
+    rounds: int = Field(4, ge=1)
+    """How often a step samples prompts at most, until enough groups have something to learn from."""
+    overlong_margin: int | None = Field(None, ge=1)
+    """Tokens before ``rollout.max_completion`` over which the penalty falls to −1; null for no penalty."""
+    overlong_coef: float = Field(1.0, gt=0)
+    """The penalty is multiplied by it."""
+
+
+def needs(options: DAPOConfig, rewards: bool) -> Needs:
+    """Groups of scored completions, sampled in rounds."""
+    return group_needs(options, rewards, CLIPS | {"dual_clip"}, rounds=options.rounds)
+
+
+class DAPO(GRPO):
+    """GRPO's advantages of the rewards with the penalty."""
+
+    options: DAPOConfig
+
+    def keep(self, group: Group) -> bool:
+        """Whether the rewards differ."""
+        low, high = min(group.rewards, default=0.0), max(group.rewards, default=0.0)
+        return high - low > 1e-8 * max(abs(low), abs(high))
+
+    def prepare(self, data: Rollouts, ctx: Context) -> Batch:
+        """Add the penalty, then as GRPO."""
+        if self.options.overlong_margin is None:
+            return super().prepare(data, ctx)
+        lengths, margin = data.seqs.mask.sum(1), min(self.options.overlong_margin, ctx.max_completion)
+        penalty = self.options.overlong_coef * ops.overlong_penalty(lengths, ctx.max_completion, margin)
+        batch = super().prepare(replace(data, rewards=data.rewards + penalty), ctx)
+        measured = {"reward/overlong": Mean(penalty.sum(), len(penalty))}
+        return replace(batch, metrics={**batch.metrics, **measured})

@@ -1,0 +1,192 @@
+"""What the algorithms that learn from scored samples share: old logprobs, the KL to the reference, the clipped loss.
+
+An algorithm's own file says how scores become advantages, and may say another loss a token.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from rlx import ops
+from rlx.ops import Aggregation, KLEstimator
+from rlx_sdk import Algorithm, Batch, Config, Context, Loss, Mean, Metric, Needs, Role, Rollouts, Sequences, Sum
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rlx.ops import PolicyLoss
+
+
+class KLConfig(Config):
+    """The pull back to the reference."""
+
+    coef: float = Field(0.0, ge=0)
+    """Its strength; 0 loads no reference model."""
+    estimator: KLEstimator = "k1"
+    """From one sampled token: log-ratio, half its square, or the low-variance unbiased one."""
+    where: Literal["reward", "loss"] = "reward"
+    """Subtracted from the reward, or added to the loss."""
+    target: float | None = Field(None, gt=0)
+    """Moves the coefficient towards this KL a completion (arXiv 1909.08593)."""
+    horizon: float | None = Field(None, gt=0)
+    """Completions over which it moves."""
+
+    @model_validator(mode="after")
+    def _acts(self) -> Self:
+        if (self.target is None) != (self.horizon is None):
+            raise ValueError("target and horizon belong together: give both or neither")
+        inert = self.model_fields_set - {"coef"}
+        if self.coef == 0 and inert:
+            raise ValueError(f"coef is 0, so there is no KL and {', '.join(sorted(inert))} can have no effect")
+        return self
+
+
+class LossKLConfig(KLConfig):
+    """The pull back to the reference, by default as DeepSeekMath has it: k3 in the loss."""
+
+    estimator: KLEstimator = "k3"
+    """From one sampled token: log-ratio, half its square, or the low-variance unbiased one."""
+    where: Literal["reward", "loss"] = "loss"
+    """Subtracted from the reward, or added to the loss."""
+
+
+class PolicyConfig(Config):
+    """Options of a clipped policy gradient."""
+
+    clip_low: float = Field(0.2, gt=0, le=1)
+    """The ratio is clipped at 1 − this."""
+    clip_high: float = Field(0.2, gt=0)
+    """The ratio is clipped at 1 + this."""
+    kl: KLConfig = KLConfig()
+    """The pull back to the reference."""
+    entropy_coef: float = Field(0.0, ge=0)
+    """Weight of the entropy bonus."""
+    aggregation: Aggregation = "token-mean"
+    """How token losses become one number."""
+    importance_limit: float = Field(2.0, gt=0)
+    """Truncates the weights that correct for a sampler that is not exactly the policy."""
+
+
+class DualClipConfig(PolicyConfig):
+    """With a bound on the loss of bad tokens."""
+
+    dual_clip: float | None = Field(None, gt=1)
+    """Bounds the loss of bad tokens at this times −advantage (arXiv 1912.09729)."""
+
+
+CLIPS = frozenset({"clip_low", "clip_high"})
+
+
+def group_needs(options: PolicyConfig, rewards: bool, clips: frozenset[str] = CLIPS, **more: Any) -> Needs:
+    """Several scored completions a prompt; the reference only if there is a KL."""
+    frozen = frozenset[Role]({"reference"} if options.kl.coef else ())
+    return Needs(data="rollouts", trains=frozenset({"policy"}), frozen=frozen, rewards=True,
+                 **{"min_group": 2, "group_size": 8, "several_updates": clips, **more})
+
+
+class PolicyGradient(Algorithm[Rollouts]):
+    """Rollouts to advantages once, then clipped updates. A subclass prepares the advantages."""
+
+    def __init__(self, options: Any) -> None:
+        """Keep the options; the KL coefficient may move."""
+        self.options, self.kl_coef = options, options.kl.coef
+
+    def token_loss(self, logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor) -> PolicyLoss:
+        """The loss a token: PPO's clipped one."""
+        o = self.options
+        return ops.policy_loss(logprobs, old_logprobs, advantages, o.clip_low, o.clip_high,
+                               getattr(o, "dual_clip", None))
+
+    def batch(self, seqs: Sequences, metrics: Mapping[str, Metric], **weight: Tensor) -> Batch:
+        """Prepared completions as a batch, weighted as the aggregation says."""
+        weights: dict[Any, Tensor] = {"policy": ops.row_weights(seqs.mask, self.options.aggregation), **weight}
+        return Batch({"completion": seqs}, weights, metrics={**metrics, "completions": Sum(len(seqs))})
+
+    def start(self, seqs: Sequences, ctx: Context) -> tuple[Sequences, Tensor, dict[str, Metric]]:
+        """Old and reference logprobs, weights for an inexact sampler; the reward's KL part ``[B, T]``; metrics."""
+        kl, rollout_logprobs = self.options.kl, seqs.per_token["rollout_logprobs"]
+        old_logprobs = rollout_logprobs if ctx.exact_rollouts else ctx.policy.logprobs(seqs)
+        seqs = seqs.with_(old_logprobs=old_logprobs)
+        if not ctx.exact_rollouts:
+            limit = self.options.importance_limit
+            seqs = seqs.with_(importance=ops.truncated_importance(old_logprobs, rollout_logprobs, limit))
+        penalty, metrics = old_logprobs.new_zeros(old_logprobs.shape), dict[str, Metric]()
+        if kl.coef:
+            ref_logprobs = ctx.reference.logprobs(seqs)
+            seqs = seqs.with_(ref_logprobs=ref_logprobs)
+            metrics = self._kl_metrics(old_logprobs - ref_logprobs, seqs.mask)
+            if kl.where == "reward":
+                penalty = self.kl_coef * ops.kl_estimate(old_logprobs, ref_logprobs, kl.estimator) * seqs.mask
+        return seqs, penalty, metrics
+
+    def _kl_metrics(self, log_ratio: Tensor, mask: Tensor) -> dict[str, Metric]:
+        """The KL (k1) a completion and a token, and how often k3 clamped its exponent."""
+        total, tokens = ops.masked_sum(log_ratio, mask), mask.sum()
+        metrics: dict[str, Metric] = {"kl/mean": Mean(total, len(mask)), "kl/token": Mean(total, tokens),
+                                      "kl/coef": Mean(self.kl_coef, 1)}
+        if self.options.kl.estimator == "k3":
+            beyond = (log_ratio.abs() > ops.LOG_RATIO_LIMIT).float()
+            metrics["kl/clamped"] = Mean(ops.masked_sum(beyond, mask), tokens)
+        return metrics
+
+    def loss(self, role: Role, rows: Batch, ctx: Context) -> Loss:
+        """The clipped objective, with entropy and KL where they are asked for."""
+        seqs, o = rows.sequences["completion"], self.options
+        mask, known = seqs.mask, seqs.per_token
+        logprobs, entropy = ctx.policy.logprobs_and_entropy(seqs)
+        old_logprobs = logprobs.detach() if ctx.single_update else known["old_logprobs"]
+        clipped = self.token_loss(logprobs, old_logprobs, known["advantages"], mask)
+        loss = clipped.loss * known["importance"] if "importance" in known else clipped.loss
+        if o.entropy_coef:
+            loss = loss - o.entropy_coef * entropy
+        if o.kl.coef and o.kl.where == "loss":
+            loss = loss + self.kl_coef * ops.kl_estimate(logprobs, known["ref_logprobs"], o.kl.estimator)
+        tokens = mask.sum()
+        return Loss(ops.aggregate_rows(loss, mask, o.aggregation, ctx.max_completion), {
+            "policy/clip_fraction": Mean(ops.masked_sum(clipped.clipped.float(), mask), tokens),
+            "policy/dual_clip_fraction": Mean(ops.masked_sum(clipped.dual_clipped.float(), mask), tokens),
+            "policy/ratio": Mean(ops.masked_sum(clipped.ratio, mask), tokens),
+            "policy/entropy": Mean(ops.masked_sum(entropy, mask), tokens),
+        })
+
+    def after_step(self, metrics: Mapping[str, float]) -> None:
+        """The KL coefficient moves towards its target."""
+        kl = self.options.kl
+        if kl.target is not None and kl.horizon is not None and "kl/mean" in metrics:
+            self.kl_coef = ops.adapt_kl_coef(self.kl_coef, metrics["kl/mean"], kl.target, kl.horizon,
+                                             metrics["completions"])
+
+    def state_dict(self) -> dict[str, Any]:
+        """The KL coefficient."""
+        return {"kl_coef": self.kl_coef}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The KL coefficient."""
+        self.kl_coef = state["kl_coef"]
+
+
+class GroupPolicyGradient(PolicyGradient):
+    """A prompt's completions are compared with each other. A subclass says how."""
+
+    @abstractmethod
+    def advantages(self, scores: Tensor, data: Rollouts, ctx: Context) -> Tensor:
+        """``[B]`` or ``[B, T]`` from ``[B]`` scores, a KL in the reward already subtracted."""
+
+    def prepare(self, data: Rollouts, ctx: Context) -> Batch:
+        """Scores to advantages. Samples that no reward judged, and those left alone by that, are left out."""
+        data = data[data.judged]
+        alone = ops.group_sizes(data.group) == 1
+        dead = ops.dead_groups(data.rewards, data.group)
+        share = 1 / ops.group_sizes(data.group)  # each group counts once
+        metrics: dict[str, Metric] = {"groups/dead": Mean((dead & ~alone).mul(share).sum(), share.sum()),
+                                      "groups/single": Mean(alone.sum(), share.sum())}
+        data = data[~alone]
+        seqs, kl, measured = self.start(data.seqs, ctx)
+        scores = data.rewards - ops.masked_sum(kl, seqs.mask, dim=1)
+        advantages = self.advantages(scores, data, ctx)
+        wide = advantages if advantages.dim() == 2 else advantages[:, None].expand(seqs.mask.shape)
+        return self.batch(seqs.with_(advantages=wide.to(kl.dtype)), metrics | measured)
