@@ -34,21 +34,22 @@ parquet, jsonl, json and csv, each also compressed with gzip. A path may be
 - a pattern: `--data 'shards/part-*.jsonl'`;
 - `hf:NAME` or `hf:NAME@SPLIT` through the datasets package, or a folder that its `save_to_disk` wrote;
 - several of these: `data: {path: [a.jsonl, more/]}`;
-- several with weights: `data: {path: {a.jsonl: 3, b.parquet: 1}}`. A pass over the data then has three rows of the first
-  for each of the second: every row at least once, and those of one source again until the shares are met.
+- several with weights: `data: {path: {a.jsonl: 3, b.parquet: 1}}`. A pass over the data then has three rows of the
+  first for each of the second: every row at least once, and those of one source again until the shares are met.
 
-Files are converted once, in a stream, to memory-mapped Arrow files named by the content (`data.cache`). Only a json file
-that holds one list, and a gzipped parquet file, are read whole.
+Files are converted once, in a stream, to memory-mapped Arrow files named by the content (`data.cache`). Only a json
+file that holds one list, and a gzipped parquet file, are read whole.
 
-Values reach rewards as plain Python objects, as they were written: of jsonl and json `"2024-01-02"` stays text, `007` in
-quotes stays `"007"`, an absent key stays absent; parquet keeps its types; every cell of a csv file is text, an empty one
-is `""`. A key or a column that stands twice is an error.
+Values reach rewards as plain Python objects, as they were written: of jsonl and json `"2024-01-02"` stays text, `007`
+in quotes stays `"007"`, an absent key stays absent; parquet keeps its types; every cell of a csv file is text, an empty
+one is `""`. A key or a column that stands twice is an error.
 
 ## Layouts
 
-What a row is used for depends on the algorithm: `rollouts` (prompts to sample from), `demonstrations` (answers to learn),
-`pairs` or `labelled` answers. Of columns that could make the prompt the first of `prompt`, `messages`, `conversations`,
-`instruction` is taken; for demonstrations, the first that has its answer. For all else there is `data.columns`:
+What a row is used for depends on the algorithm: `rollouts` (prompts to sample from), `demonstrations` (answers to
+learn), `pairs` or `labelled` answers. Of columns that could make the prompt the first of `prompt`, `messages`,
+`conversations`, `instruction` is taken; for demonstrations, the first that has its answer. For all else there is
+`data.columns`:
 `--set data.columns.prompt=Question`; a name with dots reaches inside a column:
 `--set data.columns.truth=meta.answer`.
 """
@@ -58,8 +59,8 @@ BOTTOM = """
 - The prompt's ids are the same in generation, in demonstrations and on both sides of a pair.
 - Messages go through the chat template, with its generation prompt; text gets the tokenizer's BOS, once, and no more.
 - What is trained is the answer, up to and with its stop token; a stop token before the answer's end is an error.
-- Without a chat template messages are written as plain `User:` and `Assistant:` lines, and that is said. A token that the
-  template ends answers with, but nobody named as a stop token, becomes one, and that is said.
+- Without a chat template messages are written as plain `User:` and `Assistant:` lines, and that is said. A token that
+  the template ends answers with, but nobody named as a stop token, becomes one, and that is said.
 - An answer that the template would change (as some do with `<think>` blocks) is trained as it is written, and counted.
 
 ## Rows that are too long
@@ -85,13 +86,15 @@ def page() -> str:
     parts = [TOP]
     for layout in found:
         parts.append(f"### {layout['name'][0].upper()}{layout['name'][1:]}\n\nFor {', '.join(layout['kinds'])}. "
-                     f"{layout['meaning'].strip()}\n\n```json\n{json.dumps(layout['example'], ensure_ascii=False)}\n```\n")
+                     f"{layout['meaning'].strip()}\n\n```json\n"
+                     f"{json.dumps(layout['example'], ensure_ascii=False)}\n```\n")
     roles = ", ".join(f"`{theirs}` ({ours})" for theirs, ours in ROLES.items())
     parts.append(f"Speakers of ShareGPT, besides the roles themselves: {roles}.\n")
     parts.append("## Settings\n\n| setting | default | |\n|---|---|---|")
     for name, field in DataSpec.model_fields.items():
         default = "required" if field.is_required() else f"`{json.dumps(field.default)}`"
-        parts.append(f"| `data.{name}` | {default} | {inspect.cleandoc(field.description or '').replace(chr(10), ' ')} |")
+        meaning = inspect.cleandoc(field.description or "").replace("\n", " ")
+        parts.append(f"| `data.{name}` | {default} | {meaning} |")
     return "\n".join(parts) + "\n" + BOTTOM
 
 

@@ -84,7 +84,7 @@ def test_three_ways_to_leave_input_empty_are_one(rows, tokenizer):
     ({"conversations": [{"from": "narrator", "value": "x"}]}, "rollouts",
      "column 'conversations' has a turn from 'narrator'; known are system, developer, user, assistant, tool, human"),
     ({"conversations": [{"from": "function_call", "value": "{"}]}, "rollouts", "column 'conversations' should be JSON"),
-    ({"conversations": [{"from": "function_call", "value": "[1]"}]}, "rollouts", "column 'conversations' has a f"),
+    ({"conversations": [{"from": "function_call", "value": "[1]"}]}, "rollouts", "column 'conversations' has a c"),
     ({"messages": [USER, ANSWER], "tools": "no"}, "demonstrations", "column 'tools' should be JSON text and is 'no'"),
     ({"messages": [USER, ANSWER], "tools": "{}"}, "demonstrations", "column 'tools' should be a list of tools and is"),
     ({"instruction": "a", "output": "b", "history": [["q"]]}, "demonstrations", "column 'history' should be a list of"),
@@ -125,7 +125,7 @@ def test_nulls_that_arrow_put_into_turns_are_left_out():
     turn = {"role": "assistant", "content": None, "name": None, "tool_calls": [call]}
     [found] = read_example({"messages": [turn, ANSWER]}, "rollouts").prompt
     assert found == {"role": "assistant", "content": "",
-                     "tool_calls": [{"function": {"name": "f", "arguments": {"a": 1}}}]}
+                     "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}]}
 
 
 @pytest.mark.parametrize(("columns", "kind"), [

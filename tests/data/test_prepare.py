@@ -1,11 +1,14 @@
 """Rows as token ids: limits, columns, held-out rows."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from rlx.data import Limits, describe
 from rlx_sdk import DataError
+
+CASES = Path(__file__).parents[1] / "cases"
 
 
 def kept(prepared):
@@ -128,3 +131,80 @@ def test_held_out_rows_are_the_last_ones(prepare):
 def test_a_file_is_described_in_one_line(prepare):
     described = describe(prepare("base_prompts.jsonl"))
     assert described.endswith("base_prompts.jsonl: 8 rows (row_id, prompt, ground_truth), prompts of 14 to 28 tokens")
+
+
+def texts(prepared, tokenizer):
+    names = [n for n in prepared.table.column_names if n not in ("row", "label")]
+    return [[tokenizer.decode(prepared.ids(i, n), True) for n in names] for i in range(len(prepared))]
+
+
+def written(folder, *rows):
+    (folder / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder / "d.jsonl"
+
+
+@pytest.mark.parametrize(("overlong", "kept"), [("truncate_left", "456789"), ("truncate_right", "012345")])
+def test_long_prompts_are_cut_on_the_side_that_was_asked_for(tmp_path, prepare, tokenizer, overlong, kept):
+    file = written(tmp_path, {"prompt": "0123456789"}, {"prompt": "short"})
+    found = prepare(file, limits=Limits(6, overlong=overlong))
+    assert texts(found, tokenizer()) == [[kept], ["short"]]
+    assert "1 row has been cut to the limits (row 1)" in describe(found)
+
+
+@pytest.mark.parametrize(("overlong", "kept"), [("truncate_left", "6789"), ("truncate_right", "0123")])
+def test_of_messages_the_longest_is_cut_and_the_template_stays_whole(tmp_path, prepare, tokenizer, overlong, kept):
+    prompt = [{"role": "system", "content": "Be."}, {"role": "user", "content": "0123456789"}]
+    file = written(tmp_path, {"prompt": prompt})
+    limit = len(prepare(file).ids(0, "prompt")) - 6
+    found = prepare(file, limits=Limits(limit, overlong=overlong))
+    [[text]] = texts(found, tokenizer())
+    assert text == ("<|im_start|>system\nBe.<|im_end|>\n<|im_start|>user\n" + kept + "<|im_end|>\n"
+                    "<|im_start|>assistant\n")
+    assert len(found.ids(0, "prompt")) == limit
+
+
+def test_pairs_cut_on_the_right_are_what_was_meant(tmp_path, prepare, rows):
+    case = json.loads((CASES / "expected/data/D23.json").read_text())["completion_tokens_left_keep_start"]
+    file = rows("D23_truncated_to_nothing.jsonl")
+    with pytest.raises(DataError, match=r"1 row too long\n  row 1: prompt and answer have 40 \+ 12 tokens, the limit "
+                                        r"\(data\.max_length\) is 32"):
+        prepare("D23_truncated_to_nothing.jsonl", "pairs", Limits(total=32, overlong="truncate_right"))
+    found = prepare(written(tmp_path, file[1], file[2]), "pairs", Limits(total=32, overlong="truncate_right"))
+    assert [[len(found.ids(i, side)) for side in ("chosen", "rejected")] for i in range(2)] == [
+        case["row 2"], case["row 3"]]
+
+
+def test_pairs_cut_on_the_left_keep_their_answers_and_one_prompt(tmp_path, prepare, tokenizer):
+    found = prepare(written(tmp_path, {"prompt": "0123456789", "chosen": "yes", "rejected": "n"}), "pairs",
+                    Limits(total=8, overlong="truncate_left"))
+    assert texts(found, tokenizer()) == [["6789", "yes<|im_end|>", "n<|im_end|>"]]
+
+
+@pytest.mark.parametrize(("overlong", "kept"), [("truncate_left", ["5", "678<|im_end|>"]),
+                                                ("truncate_right", ["0", "1234"])])
+def test_plain_text_is_learned_but_for_its_first_token(tmp_path, prepare, tokenizer, overlong, kept):
+    file = written(tmp_path, {"text": "012345678"})
+    assert texts(prepare(file, "demonstrations"), tokenizer()) == [["0", "12345678<|im_end|>"]]
+    assert texts(prepare(file, "demonstrations", Limits(total=5, overlong=overlong)), tokenizer()) == [kept]
+
+
+def test_nothing_is_cut_to_nothing(tmp_path, prepare):
+    file = written(tmp_path, {"prompt": [{"role": "user", "content": "Hi"}]})
+    for overlong in ("truncate_left", "truncate_right"):
+        with pytest.raises(DataError, match=r"row 1: the prompt has 21 tokens, the limit \(data\.max_prompt\) is 19"):
+            prepare(file, limits=Limits(19, overlong=overlong))
+
+
+def test_labels_are_a_column(tmp_path, prepare):
+    found = prepare(written(tmp_path, *({"prompt": "p", "completion": "c", "label": v} for v in (True, 0, "false"))),
+                    "labelled")
+    assert found.table.column_names == ["row", "prompt", "completion", "label"]
+    assert found.table.column("label").to_pylist() == [True, False, False]
+
+
+def test_a_column_may_come_from_inside_another(tmp_path, prepare):
+    file = written(tmp_path, {"meta": {"q": {"text": "p"}}, "prompt": None, "n": 1})
+    found = prepare(file, columns={"prompt": "meta.q.text"})
+    assert (found.example(0).prompt, found.example(0).row) == ("p", {"meta": {"q": {"text": "p"}}, "n": 1})
+    with pytest.raises(DataError, match=r"has no column meta\.q\.x, which data\.columns names"):
+        prepare(file, columns={"prompt": "meta.q.text", "truth": "meta.q.x"})

@@ -7,7 +7,9 @@ import pytest
 
 from rlx.batching import pad_sequences
 from rlx.data import load_tokenizer
-from rlx.data.layouts import RowProblem
+from rlx.data.layouts import Example
+from rlx.data.messages import RowProblem
+from rlx.data.tokenizer import Notice
 from rlx_sdk import DataError, ModelError
 
 CASES = Path(__file__).parents[1] / "cases"
@@ -137,3 +139,94 @@ def test_a_tokenizer_without_eos_is_refused(model_folder):
     (folder / "generation_config.json").unlink()
     with pytest.raises(ModelError, match=r"names no eos token, so no completion could ever end\. Set eos_token in its"):
         load_tokenizer(str(folder))
+
+
+def made(model_folder, template, **config):
+    """The base tokenizer with another template or configuration."""
+    folder = model_folder("T00_base")
+    known = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({**known, "chat_template": template, **config}))
+    return load_tokenizer(str(folder))
+
+
+CHATML = json.loads((CASES / "tok/T00_base/tokenizer_config.json").read_text())["chat_template"]
+
+
+@pytest.mark.parametrize("side", ["chosen", "rejected"])
+def test_a_pair_of_several_turns_has_the_ids_that_are_right(prepare, side):
+    wanted = json.loads((CASES / f"expected/tok/T08_{side}.json").read_text())
+    found = prepare("../tok/T08_pref_multiturn.jsonl", "pairs", tokenizer_name="T01_pad_is_eos")
+    ids = found.ids(0, "prompt") + found.ids(0, side)
+    assert ids == wanted["ids"]
+    seqs = pad_sequences([found.ids(0, "prompt")] * 2, [found.ids(0, side), [1] * 40], 260)
+    assert seqs.length[0] - 1 == wanted["last_real_index"]
+
+
+@pytest.mark.parametrize("case", ["T01", "T07", "T10", "T11"])
+def test_the_cases_values(tokenizer, case):
+    wanted = json.loads((CASES / f"expected/tok/{case}.json").read_text())
+    [name] = [f.name for f in (CASES / "tok").iterdir() if f.name.startswith(case)]
+    found = tokenizer(name)
+    prompt, answer = found.encode_prompt(HI), found.encode_answer(HI, "Yo")
+    assert (prompt + answer)[:len(wanted.get("ids", ()))] == wanted.get("ids", [])[:len(prompt + answer)]
+    places = list(range(len(prompt), len(prompt + answer)))
+    assert places == wanted.get("positions_trained", wanted.get("positions", places))
+    assert list(found.stop_token_ids) == wanted.get("stop_ids", list(found.stop_token_ids))
+    assert prompt.count(257) == wanted.get("bos_count", 0)
+
+
+def test_the_prompt_of_both_sides_and_of_generation_is_one(prepare, tokenizer):
+    found = prepare("../tok/T08_pref_multiturn.jsonl", "pairs")
+    assert found.ids(0, "prompt") == tokenizer().encode_prompt(found.example(0).prompt)
+
+
+def test_a_closing_token_that_nobody_named_becomes_a_stop_token_and_is_said(model_folder):
+    found = made(model_folder, CHATML.replace("<|im_end|>", "<|bos|>"))
+    assert found.stop_token_ids == (260, 257)
+    assert found.encode_answer(HI, "Yo") == [*b"Yo", 257]
+    [note] = found.notes
+    assert note.startswith("the chat template ends an answer with '<|bos|>', which neither tokenizer nor generation")
+
+
+def test_an_answer_that_the_template_does_not_close_is_said(model_folder):
+    found = made(model_folder, "{% for m in messages %}[{{ m.content }}]{% endfor %}")
+    assert found.encode_answer(HI, "Yo") == [*b"[Yo]", 260]
+    assert "ends an answer without a stop token; '<|im_end|>' is put behind it" in found.notes[-1]
+
+
+def test_a_stop_token_before_the_end_is_refused_and_one_too_many_at_the_end_is_cut(tokenizer):
+    found = tokenizer()
+    assert found.encode_answer(HI, "Yo<|im_end|>") == [*b"Yo", 260]
+    with pytest.raises(RowProblem, match=r"column 'completion' holds the stop token '<\|im_end\|>' before its end"):
+        found.encode_answer(HI, "Yo<|im_end|>and more")
+
+
+def test_thinking_that_the_template_strips_is_trained_as_written_and_said(model_folder):
+    strips = CHATML.replace("{{ m['content'] or '' }}", "{{ m['content'].split('</think>')[-1] }}")
+    found = made(model_folder, strips)
+    row = Example(HI, ("<think>hm</think>Yo",))
+    assert found.decode(found.encode(row).answers[0], True) == "<think>hm</think>Yo<|im_end|>"
+    assert found.encode(row).notice == Notice.REWRITTEN
+    start = "'<|im_start|>assistant\n"
+    opens = made(model_folder, strips.replace(f"{start}' }}}}{{% endif", f"{start}<think>' }}}}{{% endif"))
+    assert opens.decode(opens.encode_prompt(HI), True).endswith("<think>")
+    assert opens.decode(opens.encode(row).answers[0], True) == "hm</think>Yo<|im_end|>"
+
+
+def test_thinking_of_earlier_turns_may_go(model_folder):
+    found = made(model_folder, CHATML.replace("{{ m['content'] or '' }}", "{{ m['content'].split('</think>')[-1] }}"))
+    prompt = [*HI, {"role": "assistant", "content": "<think>hm</think>Yo"}, *HI]
+    assert found.encode(Example(prompt, ("Yo",))).notice == Notice(0)
+
+
+def test_special_tokens_inside_a_message_are_said(tokenizer):
+    prompt = [{"role": "user", "content": "What is <|im_end|>?"}]
+    assert tokenizer().encode(Example(prompt)).notice == Notice.SPECIAL
+
+
+def test_a_call_of_a_tool_can_be_the_answer(tokenizer, model_folder):
+    call = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": {"a": 1}}}]}
+    found = tokenizer().encode(Example(HI, (call,)))
+    assert tokenizer().decode(found.answers[0], True) == '<call>f {"a": 1}</call><|im_end|>'
+    with pytest.raises(RowProblem, match="end with a call of a tool, which the model's chat template does not write"):
+        made(model_folder, "{% for m in messages %}{{ m.content }}{% endfor %}").encode(Example(HI, (call,)))

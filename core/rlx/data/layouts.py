@@ -80,6 +80,19 @@ def _lacking(columns: Collection[str], kind: str, prompt: str | None) -> list[st
     return [c for c in wanted if c not in columns] or ([] if prompt else ["prompt"])
 
 
+def understood(columns: Sequence[str], kind: DataKind) -> str:
+    """What each column is taken for."""
+    prompt = _layout(columns, kind)
+    sides = ("chosen", "rejected") if "chosen" in columns else ("completions", "scores")
+    answer = _ANSWER_COLUMNS.get(prompt or "", "")
+    roles = [f"{prompt} makes the prompt" if prompt else "what both sides begin with is the prompt"]
+    roles += [f"{' and '.join(sides)} are the sides"] if kind == "pairs" else []
+    if kind in ("demonstrations", "labelled"):
+        roles.append(f"{answer} {'ends with' if answer == prompt else 'is'} the answer")
+    rest = [c for c in columns if c not in (prompt, *sides, answer) and not (prompt == "instruction" and c == "input")]
+    return "; ".join([*roles, *([f"rewards also see {', '.join(rest)}"] if rest and kind == "rollouts" else [])])
+
+
 def read_example(row: Mapping[str, Any], kind: DataKind) -> Example:
     """Understand one row.
 
@@ -130,7 +143,8 @@ def _prompt(row: Mapping[str, Any], layout: str, kind: str) -> tuple[Prompt, Ans
 def _before(row: Mapping[str, Any], layout: str) -> list[Message]:
     """Turns that stand in columns of their own."""
     turns: list[Message] = [{"role": "system", "content": _text(row, "system")}] if row.get("system") else []
-    for old in (row.get("history") or ()) if layout == "instruction" else ():
+    history = row.get("history") if layout == "instruction" else None
+    for old in (history if isinstance(history, list) else [history]) if history else ():
         if not isinstance(old, list) or len(old) != 2:
             raise RowProblem("history", f'should be a list of ["question", "answer"] and holds {old!r:.60}')
         turns += [{"role": role, "content": _text({"history": text}, "history")}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -39,15 +40,15 @@ def _turn(turn: Any, column: str) -> Message:
         if role not in _KNOWN:
             raise RowProblem(column, f"has a turn from '{turn['from']}'; known are {', '.join((*_KNOWN, *ROLES))}")
         if turn["from"].lower() == "function_call":
-            return {"role": role, "content": "", "tool_calls": [_with_arguments(_call(turn["value"], column))]}
+            return {"role": role, "content": "", "tool_calls": [_call(from_json(turn["value"], column), column)]}
         turn = {"role": role, "content": turn["value"]}
     if not isinstance(turn, dict) or not isinstance(turn.get("role"), str) or "content" not in turn:
         raise RowProblem(column, f'should hold turns like {{"role": "user", "content": "…"}}, not {turn!r:.60}')
     # Arrow gives every struct all keys; a null one was never written.
     found: dict[str, Any] = without_nulls(turn)
     found["content"] = _content(turn, column)
-    if found.get("tool_calls"):
-        found["tool_calls"] = [_with_arguments(call) for call in found["tool_calls"]]
+    if calls := found.pop("tool_calls", None):
+        found["tool_calls"] = [_call(call, column) for call in (calls if isinstance(calls, list) else [calls])]
     return found
 
 
@@ -90,20 +91,15 @@ def from_json(value: Any, column: str) -> Any:
         raise RowProblem(column, f"should be JSON text and is {value!r:.60}: {error}") from error
 
 
-def _call(value: Any, column: str) -> dict[str, Any]:
-    call = from_json(value, column)
-    if not isinstance(call, dict) or not isinstance(call.get("name"), str):
-        raise RowProblem(column, 'has a function_call that should be {"name": …, "arguments": …} and is '
-                                 f"{value!r:.60}")
-    return {"type": "function", "function": call}
-
-
-def _with_arguments(call: Any) -> Any:
-    """OpenAI writes arguments as JSON text, templates print them as JSON: text would come out quoted twice."""
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
-        return call
-    try:
-        return {**call, "function": {**function, "arguments": json.loads(function["arguments"])}}
-    except ValueError:
-        return call
+def _call(call: Any, column: str) -> dict[str, Any]:
+    """A call of a tool, with its arguments as values: templates print these as JSON, and text would be quoted twice."""
+    function = call.get("function", call) if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
+        raise RowProblem(column, 'has a call of a tool that should be {"name": …, "arguments": …} and is '
+                                 f"{call!r:.60}")
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        with contextlib.suppress(ValueError, RecursionError):
+            arguments = json.loads(arguments)
+    whole = function if arguments is None else {**function, "arguments": arguments}
+    return {"type": "function", **(call if "function" in call else {}), "function": whole}

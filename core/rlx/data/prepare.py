@@ -105,7 +105,7 @@ def prepare_rows(rows: Rows, kind: DataKind, tokenizer: Tokenizer, limits: Limit
         DataError: columns are missing, a row is unusable or too long (the first ones are named), or none is left.
     """
     theirs = {v: k for k, v in columns.items()}
-    problem = missing_columns([theirs.get(c, c) for c in rows.columns], kind)
+    problem = missing_columns(named_by_us(rows.columns, theirs), kind)
     if problem:
         raise DataError(f"data file '{rows.file}' {problem}")
     state = [FORMAT, rows.fingerprint, tokenizer.fingerprint, kind, asdict(limits), sorted(columns.items())]
@@ -117,7 +117,7 @@ def prepare_rows(rows: Rows, kind: DataKind, tokenizer: Tokenizer, limits: Limit
                         "Raise data.max_prompt or data.max_length.")
     shares, key = _shares(rows, table), f"{key}{[weight for _, weight in rows.sources]}"
     return Prepared(rows, theirs, kind, _mixed(table.drop_columns(["notice"]), shares), len(rows) - table.num_rows,
-                    key, noticed(table), tuple(wanted for _, wanted in shares))
+                    key, noticed_in(table, {}), tuple(wanted for _, wanted in shares))
 
 
 def _shares(rows: Rows, table: pa.Table) -> list[tuple[int, int]]:
@@ -149,10 +149,18 @@ def _mixed(table: pa.Table, shares: Sequence[tuple[int, int]]) -> pa.Table:
     return pa.concat_tables(parts) if parts else table
 
 
-def noticed(table: pa.Table) -> dict[Notice, list[int]]:
-    """Rows of the file by what is to be known of them."""
+def noticed_in(table: pa.Table | pa.RecordBatch, found: dict[Notice, list[int]]) -> dict[Notice, list[int]]:
+    """Adds rows of the file to those found, by what is to be known of them."""
     bits, numbers = table.column("notice").to_numpy(), table.column("row").to_numpy()
-    return {notice: numbers[found].tolist() for notice in _NOTICES if (found := (bits & int(notice)) > 0).any()}
+    for notice in _NOTICES:
+        if (has := (bits & int(notice)) > 0).any():
+            found.setdefault(notice, []).extend(numbers[has].tolist())
+    return found
+
+
+def named_by_us(columns: Sequence[str], theirs: Mapping[str, str]) -> list[str]:
+    """Rlx's names of the columns; a name of something inside a column stands beside it."""
+    return [*(theirs.get(c, c) for c in columns), *(ours for name, ours in theirs.items() if name not in columns)]
 
 
 def renamed(row: dict[str, Any], theirs: Mapping[str, str]) -> dict[str, Any]:

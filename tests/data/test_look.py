@@ -1,0 +1,73 @@
+"""``rlx data``: what a file is, how it was understood, and what is wrong with it."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from rlx.cli import app
+from rlx.data.look import lines, look_at
+from rlx_sdk import DataError, SpecError
+
+DATA = Path(__file__).parents[1] / "cases/data"
+
+
+@pytest.fixture(scope="module")
+def look(model_folder, tmp_path_factory):
+    """Looks at a file with the base tokenizer."""
+    folder, cache = str(model_folder("T00_base")), str(tmp_path_factory.mktemp("cache"))
+    return lambda file, kind=None, row=1, **data: look_at({"path": str(DATA / file), "cache": cache, **data}, folder,
+                                                          kind, row)
+
+
+def test_a_row_is_shown_with_its_trained_tokens(look):
+    report = look("D15_sharegpt_system.jsonl", row=3)
+    assert (report["kind"], report["row"], report["usable"]) == ("demonstrations", "row 3", 3)
+    assert report["rendered"].endswith("Capital of Kenya?<|im_end|>\n<|im_start|>assistant\n⟦Nairobi<|im_end|>⟧")
+    assert report["understood"] == "conversations makes the prompt; conversations ends with the answer"
+    assert "row 3   (trained: ⟦…⟧)" in "\n".join(lines(report))
+
+
+def test_pairs_lengths_and_duplicates(look, tmp_path):
+    row = {"prompt": "Why?", "chosen": "So.", "rejected": "No"}
+    (tmp_path / "d.jsonl").write_text("".join(json.dumps(r) + "\n" for r in (row, row, {**row, "chosen": "Because."})))
+    report = look(tmp_path / "d.jsonl")
+    assert report["could be"] == ["pairs", "rollouts"]
+    assert report["duplicates"] == {"prompts": 2, "rows": 1}
+    assert report["lengths"]["chosen"] == {"1": 4, "50": 4, "90": 9, "99": 9, "100": 9}
+    assert report["rendered"] == "Why?\nchosen: ⟦So.<|im_end|>⟧\nrejected: ⟦No<|im_end|>⟧"
+
+
+@pytest.mark.parametrize(("file", "data", "problem"), [
+    ("D20_zero_tokens.jsonl", {}, "3 rows cannot be used: row 2: column 'prompt' is empty; row 3: "),
+    ("D22_chosen_equals_rejected.jsonl", {}, "2 rows have equal answers on both sides"),
+    ("D29_long_row.jsonl", {"max_prompt": 256}, "1 row too long: row 2: the prompt has 42,000 tokens, the limit"),
+    ("base_prompts.jsonl", {"columns": {"truth": "answr"}}, "data.columns names answr, which no row has"),
+])
+def test_problems_are_listed_not_raised(look, file, data, problem):
+    assert any(found.startswith(problem) for found in look(file, **data)["problems"])
+
+
+@pytest.mark.parametrize(("file", "kind", "data", "error", "said"), [
+    ("D37_wrong_layout.jsonl", None, {}, DataError, "needs a prompt column"),
+    ("base_prompts.jsonl", "pairs", {}, DataError, "chosen and rejected"),
+    ("base_prompts.jsonl", "paris", {}, SpecError, "--kind paris: it is one of pairs, labelled, "),
+    ("base_prompts.jsonl", None, {"max_promt": 1}, SpecError, "Did you mean 'max_prompt'?"),
+])
+def test_what_cannot_be_looked_at_is_refused(look, file, kind, data, error, said):
+    with pytest.raises(error, match=said.replace("?", r"\?")):
+        look(file, kind, **data)
+
+
+def test_the_command(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    arguments = ["data", str(DATA / "D37_wrong_layout.jsonl"), "--set", "data.columns.prompt=Question", "--set",
+                 "data.columns.completion=Answer"]
+    shown = CliRunner().invoke(app, arguments)
+    assert shown.exit_code == 0
+    assert "understood  as demonstrations: prompt makes the prompt; completion is the answer" in shown.stdout
+    assert "problem     none found" in shown.stdout
+    report = json.loads(CliRunner().invoke(app, [*arguments, "--json", "--kind", "rollouts"]).stdout)
+    assert (report["rows"], report["kind"], report["row"]) == (2, "rollouts", "row 1")
+    assert CliRunner().invoke(app, [*arguments, "--kind", "x"]).exit_code == 2
