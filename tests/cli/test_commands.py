@@ -92,7 +92,8 @@ def test_a_check_prints_plain_lines_and_names_dropped_rows(rlx, model, tmp_path)
                  "--set", "data.overlong=drop")
     assert result.code == 0, result.err
     lines = result.out.splitlines()
-    assert f"data: {data}: 1 row (prompt, answer), prompts of 3 to 3 tokens, 1 row dropped as too long" in lines
+    assert f"data: {data}: 1 row (prompt, answer), prompts of 3 to 3 tokens, 1 row dropped as too long " \
+           "(row 2)" in lines
     assert "rewards on a made-up completion: polite_length [0.5]" in lines
     assert "steps: 3" in lines
 

@@ -79,6 +79,20 @@ def test_paths_are_relative_to_the_spec_file_where_they_exist(tmp_path, monkeypa
                     "model": {"path": "org/name", "chat_template": template}}
 
 
+@pytest.mark.parametrize(("path", "wanted"), [
+    ("[data.jsonl, 'hf:name']", ["here/data.jsonl", "hf:name"]),
+    ("{data.jsonl: 2, 'part-*.csv': 1}", {"here/data.jsonl": 2, "here/part-*.csv": 1}),
+    ("'*.csv'", "here/*.csv"), ("'*.parquet'", "*.parquet"),
+])
+def test_so_are_several_paths_and_patterns(tmp_path, monkeypatch, path, wanted):
+    (tmp_path / "here").mkdir()
+    for name in ("data.jsonl", "part-1.csv"):
+        (tmp_path / "here" / name).touch()
+    (tmp_path / "here" / "spec.yaml").write_text(f"data: {{path: {path}}}\n")
+    monkeypatch.chdir(tmp_path)
+    assert read_spec_file(Path("here/spec.yaml"))["data"]["path"] == wanted
+
+
 def test_later_layers_win_leaf_by_leaf_and_leave_the_first_untouched():
     base = {"train": {"seed": 8, "optim": {"policy": {"lr": 1.0}}}, "rewards": [1, 2]}
     over = {"train": {"optim": {"policy": {"eps": 2.0}}}, "rewards": [3]}
