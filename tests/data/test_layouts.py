@@ -40,6 +40,8 @@ USER, ANSWER = {"role": "user", "content": "Hi"}, {"role": "assistant", "content
      "demonstrations", [{"role": "system", "content": "Be."}, USER], ("Yo",), {}),
     ({"messages": [{"role": "user", "content": [{"type": "text", "text": "H"}, {"type": "text", "text": "i"}]}]},
      "rollouts", [USER], (), {}),
+    ({"messages": [{"role": "human", "content": "Hi"}, {"role": "Model", "content": "Yo"}]}, "demonstrations", [USER],
+     ("Yo",), {}),
     ({"text": "all of it", "n": 1}, "demonstrations", "", ("all of it",), {"n": 1}),
     ({"prompt": "Hi", "completion": [ANSWER]}, "demonstrations", "Hi", ("Yo",), {"completion": [ANSWER]}),
     ({"prompt": "p", "completion": "c", "label": True}, "labelled", "p", ("c",), {"completion": "c", "label": True}),

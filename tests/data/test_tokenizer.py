@@ -199,6 +199,8 @@ def test_a_stop_token_before_the_end_is_refused_and_one_too_many_at_the_end_is_c
     assert found.encode_answer(HI, "Yo<|im_end|>") == [*b"Yo", 260]
     with pytest.raises(RowProblem, match=r"column 'completion' holds the stop token '<\|im_end\|>' before its end"):
         found.encode_answer(HI, "Yo<|im_end|>and more")
+    with pytest.raises(RowProblem, match="column 'rejected' holds the stop token"):
+        found.encode(Example(HI, ("Yo", "No<|im_end|>and more")))
 
 
 def test_thinking_that_the_template_strips_is_trained_as_written_and_said(model_folder):

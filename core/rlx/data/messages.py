@@ -46,7 +46,7 @@ def _turn(turn: Any, column: str) -> Message:
         raise RowProblem(column, f'should hold turns like {{"role": "user", "content": "…"}}, not {turn!r:.60}')
     # Arrow gives every struct all keys; a null one was never written.
     found: dict[str, Any] = without_nulls(turn)
-    found["content"] = _content(turn, column)
+    found |= {"role": ROLES.get(turn["role"].lower(), turn["role"]), "content": _content(turn, column)}
     if calls := found.pop("tool_calls", None):
         found["tool_calls"] = [_call(call, column) for call in (calls if isinstance(calls, list) else [calls])]
     return found

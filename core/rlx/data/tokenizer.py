@@ -131,7 +131,8 @@ class Tokenizer:
         return _Written(before, tuple(text for text, _ in texts), notice)
 
     def _finish(self, example: Example, written: _Written, parts: Sequence[list[int]]) -> Encoded:
-        answers = tuple(self._closed(text, ids) for text, ids in zip(written.answers, parts[1:], strict=True))
+        names = ("chosen", "rejected") if len(written.answers) == 2 else ("completion",)
+        answers = tuple(self._closed(*answer) for answer in zip(written.answers, parts[1:], names, strict=False))
         if example.prompt:
             return Encoded(self._prompt_ids(example.prompt, parts[0]), answers, written.notice)
         [ids] = answers
@@ -195,25 +196,24 @@ class Tokenizer:
         return frozenset(self.hf.all_special_tokens) | {
             str(token) for token in self.hf.added_tokens_decoder.values() if token.special}
 
-    def _closed(self, text: str, ids: list[int]) -> list[int]:
+    def _closed(self, text: str, ids: list[int], column: str = "completion") -> list[int]:
         """A text's ids up to and with the first stop token; one is appended to a text without any."""
-        first = next((i for i, token in enumerate(ids) if token in self.stop_token_ids), None)
+        first = min((ids.index(token) for token in self.stop_token_ids if token in ids), default=None)
         if first is None:
             return [*ids, self.stop_token_ids[0]]
         if any(token not in self.stop_token_ids for token in ids[first:]) and self.decode(ids[first:]).strip():
-            raise RowProblem("completion", f"holds the stop token '{self.decode(ids[first:first + 1], True)}' before "
-                                           f"its end: {text!r:.60}")
+            raise RowProblem(column, f"holds the stop token '{self.decode(ids[first:first + 1], True)}' before its "
+                                     f"end: {text!r:.60}")
         return ids[: first + 1]
 
     def _encode(self, text: str) -> list[int]:
         return self._encode_all([text])[0]
 
     def _encode_all(self, texts: Sequence[str]) -> list[list[int]]:
-        if not texts:
-            return []
-        ids: list[list[int]] = self.hf(list(texts), add_special_tokens=False, return_attention_mask=False,
-                                       return_token_type_ids=False, verbose=False)["input_ids"]
-        return ids
+        backend = self.hf.backend_tokenizer  # without the offsets that the HF class asks for
+        backend.no_truncation()
+        backend.no_padding()
+        return [found.ids for found in backend.encode_batch_fast(list(texts), add_special_tokens=False)]
 
     def _render(self, messages: Sequence[Message], generation: bool, tools: Sequence[Any] | None = None) -> str:
         try:
