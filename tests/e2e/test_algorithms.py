@@ -58,6 +58,7 @@ def test_it_trains(name, tmp_path, labelled):
     assert any((result.checkpoint / folder / "config.json").is_file() for folder in ("actor", "reward"))
 
 
+@pytest.mark.full
 def test_grpo_learns_and_a_group_is_one_prompt(tmp_path):
     def short(samples: list[Sample]) -> list[float]:
         return [-len(s.completion) / 50 for s in samples]

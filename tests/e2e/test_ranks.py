@@ -71,6 +71,7 @@ def test_two_ranks_train_what_one_does_and_checkpoints_cross(tmp_path):
                 assert (states[1][name] - moment).norm() <= 1e-3 * moment.norm(), name
 
 
+@pytest.mark.full
 def test_a_resumed_run_of_two_ranks_continues_bit_for_bit(tmp_path):
     flags = ["--gpus", "2", "--set", "engine.zero_stage=3", *PPO]
     straight = train(tmp_path, "straight", *flags, "--steps", "3")
@@ -104,9 +105,10 @@ def test_a_rank_may_have_nothing_to_do(tmp_path):
 @pytest.mark.parametrize(("name", "what", "code", "said"), [
     ("raises", "raise ValueError('no such thing')", 1, "error: rank 1: reward 'raises'"),
     ("killed", "os.kill(os.getpid(), signal.SIGKILL)", 1, "error: rank 1: it was killed by SIGKILL"),
-    ("crashes", "os.write(2, b'device-side assert'); os._exit(3)", 3,
-     "error: rank 1: ended with exit code 3\ndevice-side assert"),
-    ("leaves", "import sys; sys.exit('no licence')", 1, "error: rank 1: no licence"),
+    pytest.param("crashes", "os.write(2, b'device-side assert'); os._exit(3)", 3,
+                 "error: rank 1: ended with exit code 3\ndevice-side assert", marks=pytest.mark.full),
+    pytest.param("leaves", "import sys; sys.exit('no licence')", 1, "error: rank 1: no licence",
+                 marks=pytest.mark.full),
 ])
 def test_a_rank_that_dies_ends_all_with_its_own_error(tmp_path, name, what, code, said):
     (tmp_path / "failing.py").write_text(FAILING.format(name=name, what=what))
@@ -134,6 +136,7 @@ def test_bad_input_is_told_once_before_any_process_starts(tmp_path):
     assert (done.returncode, done.stderr.count("has 0 rows")) == (2, 1)
 
 
+@pytest.mark.full
 def test_json_is_one_document_also_of_several_ranks(tmp_path):
     done = rlx("train", "--algo", "sft", *SMALL, "--steps", "1", "--gpus", "2", "--json",
                "--set", f"run.dir={tmp_path}")

@@ -11,18 +11,19 @@ from safetensors.torch import load_file
 
 from rlx.registry import Registry
 
-from .invariance import EVERY_SETTING, SETTINGS, SOME_SETTINGS
+from .invariance import EVERY_SETTING, GATE, SETTINGS, SOME_SETTINGS
 from .ranks import run_ranks
 
 WORKER = Path(__file__).with_name("invariance.py")
 
 
 @pytest.fixture(scope="session")
-def results(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     """What one rank and two ranks wrote."""
+    extent = "full" if request.config.option.markexpr == "full" else "gate"
     folders = {world: tmp_path_factory.mktemp(f"ranks{world}") for world in (1, 2)}
     for world, folder in folders.items():
-        run_ranks(world, str(WORKER), str(folder))
+        run_ranks(world, str(WORKER), str(folder), "float32", extent)
     return folders
 
 
@@ -34,15 +35,16 @@ def load(folder: Path, setting: str) -> tuple[dict, list[dict[str, float]]]:
     return load_file(folder / f"{setting}.safetensors"), json.loads((folder / f"{setting}.json").read_text())
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("setting", [s if s in GATE else pytest.param(s, marks=pytest.mark.full) for s in SETTINGS])
 @pytest.mark.parametrize("world", [1, 2])
 def test_updates_and_metrics_are_the_same(results, world, setting):
-    cases = [folder for folder in results[1].iterdir() if (folder / f"{setting}.json").exists()]
+    cases = [folder for folder in results[world].iterdir() if (folder / f"{setting}.json").exists()]
     algorithms = {entry.name for entry in Registry.discover().entries("algorithm")}
-    assert {c.name.partition("-")[0] for c in cases} == (algorithms if setting in SOME_SETTINGS else set(EVERY_SETTING))
+    assert {c.name.partition("-")[0] for c in cases} == (
+        algorithms if setting in SOME_SETTINGS[world] else set(EVERY_SETTING))
     for case in cases:
-        expected, expected_metrics = load(case, baseline(setting))
-        found, metrics = load(results[world] / case.name, setting)
+        expected, expected_metrics = load(results[1] / case.name, baseline(setting))
+        found, metrics = load(case, setting)
         assert found.keys() == expected.keys()
         size = math.sqrt(sum(float(x.double().norm()) ** 2 for x in expected.values()))
         off = math.sqrt(sum(float((found[name] - x).double().norm()) ** 2 for name, x in expected.items()))
