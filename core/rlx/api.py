@@ -23,7 +23,8 @@ RewardLike = str | Callable[..., Any] | Mapping[str, Any]
 
 
 def train(algo: str | Mapping[str, Any] | None = None, reward: RewardLike | Sequence[RewardLike] | None = None,
-          model: str | Path | Mapping[str, Any] | None = None, data: str | Path | Mapping[str, Any] | None = None, *,
+          model: str | Path | Mapping[str, Any] | None = None,
+          data: str | Path | Sequence[str | Path] | Mapping[str, Any] | None = None, *,
           spec: str | Path | Mapping[str, Any] | None = None, steps: int | None = None, quiet: bool = False,
           **sections: Any) -> Result:
     """Train, as ``rlx train`` does.
@@ -32,7 +33,7 @@ def train(algo: str | Mapping[str, Any] | None = None, reward: RewardLike | Sequ
         algo: an algorithm's name, or a mapping with its name and options.
         reward: a reward's name, a function of a list of `rlx_sdk.Sample`, a mapping as in the spec, or several.
         model: HF folder, hub name or .gguf file, or the spec's section. Without it the bundled quickstart is used.
-        data: a parquet or jsonl file, or the spec's section.
+        data: a file, a folder, a pattern, several of these, or the spec's section.
         spec: a spec file or a whole spec; the other arguments go on top.
         steps: steps to train.
         quiet: print nothing.
@@ -49,7 +50,8 @@ def train(algo: str | Mapping[str, Any] | None = None, reward: RewardLike | Sequ
     given: Tree = {}
     for name, value, short in (("algo", algo, "name"), ("model", model, "path"), ("data", data, "path")):
         if value is not None:
-            given[name] = dict(value) if isinstance(value, Mapping) else {short: str(value)}
+            plain = _plain(value)
+            given[name] = plain if isinstance(plain, dict) else {short: plain}
     if reward is not None and "rewards" in sections:
         raise SpecError(["reward and rewards are both given; put all of them into one"])
     if reward is not None:

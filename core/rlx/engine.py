@@ -99,14 +99,14 @@ class Engine:
         norm = self._deepspeed.get_global_grad_norm()
         return StepResult(math.nan if norm is None else float(norm), lr, skipped)
 
-    def gathered(self, *parameters: Tensor) -> contextlib.AbstractContextManager[Any]:
-        """Parameters whole, on every rank, while it is entered."""
+    def gathered(self, *parameters: Tensor, change: bool = False) -> contextlib.AbstractContextManager[Any]:
+        """Parameters whole, on every rank, while it is entered; with ``change`` what is written into them stays."""
         if not self.in_step:
             return contextlib.nullcontext()
         from deepspeed.runtime.zero import GatheredParameters
 
-        # Without a rank that modifies: a change made inside must be made by all.
-        manager: contextlib.AbstractContextManager[Any] = GatheredParameters(list(parameters))
+        rank = 0 if change else None  # the rank whose changes go to all
+        manager: contextlib.AbstractContextManager[Any] = GatheredParameters(list(parameters), modifier_rank=rank)
         return manager
 
     @contextlib.contextmanager
@@ -174,7 +174,7 @@ class Engine:
                 raise CheckpointError(f"the checkpoint has {found} for the weight '{name}' of shape "
                                       f"{tuple(_shape(parameter))}; it is of another model.")
             self._set(parameter, saved)
-            with torch.no_grad(), self._changed(parameter):
+            with torch.no_grad(), self.gathered(parameter, change=True):
                 parameter.copy_(saved)
             for moment in MOMENTS if updates else ():
                 self._set(parameter, state[f"{moment}/{name}"], moment)
@@ -195,14 +195,6 @@ class Engine:
             padded = torch.nn.functional.pad(value.flatten(), (0, missing))
             reach, value = "local", padded[part * rank : part * (rank + 1)]
         getattr(utils, f"safe_set_{reach}_{'optimizer_state' if moment else 'fp32_param'}")(parameter, value, *moment)
-
-    def _changed(self, parameter: nn.Parameter) -> contextlib.AbstractContextManager[Any]:
-        if not self.in_step:
-            return contextlib.nullcontext()
-        from deepspeed.runtime.zero import GatheredParameters
-
-        manager: contextlib.AbstractContextManager[Any] = GatheredParameters([parameter], modifier_rank=0)
-        return manager
 
     def _make_moments(self) -> None:
         """Adam makes its state in the first step: take one with gradient and learning rate zero."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import re
 import signal
@@ -85,8 +86,6 @@ def launch(processes: int) -> int:
     if 0 < gpus < processes:
         raise SpecError([f"--gpus {processes}: this machine has {gpus}"])
     for name in ("torch.distributed.elastic", "torch.distributed.launcher"):
-        import logging
-
         logging.getLogger(name).setLevel(logging.CRITICAL)
     os.environ[STARTED] = "1"
     with tempfile.TemporaryDirectory(prefix="rlx-") as folder:

@@ -37,7 +37,7 @@ class CachedReference:
 
     def __init__(self, table: pa.Table, ranks: Ranks, load: Callable[[], Handle]) -> None:
         """Index the file; ``load`` brings the model when it is needed after all."""
-        self._table, self._ranks, self._load = table, ranks, load
+        self._values, self._ranks, self._load = table.column("logprobs").combine_chunks(), ranks, load
         self._row = {key: row for row, key in enumerate(table.column("key").to_pylist())}
         self._model: Handle | None = None
 
@@ -48,7 +48,7 @@ class CachedReference:
             return self._loaded().logprobs(seqs)
         out = torch.zeros(seqs.tokens.shape)
         for i, row in enumerate(rows):
-            out[i, seqs.mask[i].cpu()] = torch.tensor(self._table.column("logprobs")[row].as_py())
+            out[i, seqs.mask[i].cpu()] = torch.tensor(self._values[row].values.to_numpy())
         return out.to(seqs.tokens.device)
 
     def logprobs_and_entropy(self, seqs: Sequences) -> tuple[Tensor, Tensor]:

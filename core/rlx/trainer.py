@@ -127,8 +127,9 @@ class Trainer:
         for _ in range(self.train.update_epochs):
             order = torch.randperm(len(batch), generator=generator)
             for rows in order.tensor_split(self.train.minibatches):
+                minibatch = batch[rows]
                 for role in trained:
-                    trained[role] |= self._minibatch(role, batch[rows], found, index)
+                    trained[role] |= self._minibatch(role, minibatch, found, index)
                 index += 1
         return all(trained.values())
 

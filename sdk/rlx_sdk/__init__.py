@@ -22,17 +22,13 @@ from rlx_sdk.plugins import AlgorithmPlugin, Kind, Plugin, RewardPlugin, Rollout
 from rlx_sdk.reward import reward
 
 if TYPE_CHECKING:
+    from rlx_sdk.algorithms import Algorithm, Context, DataKind, LanguageModel, Needs, ScoreModel, ValueModel
     from rlx_sdk.config import Config
     from rlx_sdk.contracts import (
-        Algorithm,
-        Context,
-        DataKind,
         Fingerprint,
         FinishReason,
         Generation,
-        LanguageModel,
         Message,
-        Needs,
         Request,
         Reward,
         RewardContext,
@@ -41,11 +37,9 @@ if TYPE_CHECKING:
         Sample,
         Sampling,
         Score,
-        ScoreModel,
         Scores,
         Tracker,
         TrackerContext,
-        ValueModel,
     )
     from rlx_sdk.data import (
         Batch,
@@ -128,7 +122,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Contracts are imported when first asked for: listing plugins needs none, and `Config` costs pydantic's 170 ms."""
     if name in __all__:
-        for home in ("data", "contracts", "config"):
+        for home in ("data", "algorithms", "contracts", "config"):
             module = importlib.import_module(f"rlx_sdk.{home}")
             if hasattr(module, name):
                 return getattr(module, name)

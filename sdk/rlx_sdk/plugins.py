@@ -8,17 +8,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
+    from rlx_sdk.algorithms import Algorithm, Needs
     from rlx_sdk.config import Config
-    from rlx_sdk.contracts import (
-        Algorithm,
-        Needs,
-        Reward,
-        RewardContext,
-        RolloutBackend,
-        RolloutContext,
-        Tracker,
-        TrackerContext,
-    )
+    from rlx_sdk.contracts import Reward, RewardContext, RolloutBackend, RolloutContext, Tracker, TrackerContext
 
 Kind = Literal["algorithm", "reward", "rollout", "tracker"]
 

@@ -51,6 +51,11 @@ def test_paths_may_be_paths(planned, tmp_path):
     assert plan.spec.train.steps == 2
 
 
+def test_several_files_may_be_given(planned, tmp_path):
+    plan = planned("sft", data=[tmp_path / "x.jsonl", "y.jsonl"])
+    assert plan.spec.data.path == [str(tmp_path / "x.jsonl"), "y.jsonl"]
+
+
 def test_home_is_written_out(planned):
     assert planned("sft", run={"dir": "~/runs"}).spec.run.dir == str(Path("~/runs").expanduser())
 

@@ -19,7 +19,32 @@ Gathered = Callable[..., AbstractContextManager[Any]]
 """Makes parameters whole while it is entered."""
 
 
-class CausalLM(nn.Module):
+class Trained(nn.Module):
+    """What `CausalLM` and `Scorer` share. Attribute ``model`` is the plain HF model."""
+
+    def __init__(self, model: Any) -> None:
+        """Wrap the model."""
+        super().__init__()
+        self.model = model
+        self._checkpointed: list[nn.Module] = []
+
+    def weights(self, gathered: Gathered = nullcontext) -> Iterator[tuple[str, Tensor]]:
+        """All weights by the plain HF model's names, an adapter added in; ``gathered`` makes parameters whole."""
+        yield from (merged_weights if has_lora(self.model) else _plain_weights)(self.model, gathered)
+
+    def save(self, folder: Path, weights: dict[str, Tensor], trained: dict[str, Tensor]) -> None:
+        """Write `weights` as a plain HF folder; those of an adapter also go, alone, into ``adapter`` beside it."""
+        lora = has_lora(self.model)
+        _save(self.model.get_base_model() if lora else self.model, folder, weights)
+        if lora:
+            self.model.save_pretrained(folder.parent / "adapter", state_dict=trained)
+
+    def checkpoint_activations(self) -> None:
+        """Keep no activations of a layer in passes with gradients."""
+        self._checkpointed = _checkpointed_layers(self.model)
+
+
+class CausalLM(Trained):
     """An HF causal language model that answers with logprobs of chosen tokens instead of logits.
 
     The decoder runs over the whole sequence; the head only over positions whose next token is in the mask.
@@ -28,9 +53,7 @@ class CausalLM(nn.Module):
 
     def __init__(self, model: Any) -> None:
         """Wrap the model; raises `ModelError` if its head does more than one linear map."""
-        super().__init__()
-        self.model = model
-        self._checkpointed: list[nn.Module] = []
+        super().__init__(model)
         _refuse_transformed_logits(model)
         install_logprob_head(model.get_output_embeddings())
 
@@ -52,49 +75,16 @@ class CausalLM(nn.Module):
         logprobs, entropies = (_scatter(x, wanted) for x in picked)
         return logprobs, entropies
 
-    def weights(self, gathered: Gathered = nullcontext) -> Iterator[tuple[str, Tensor]]:
-        """All weights by the plain HF model's names, an adapter added in; ``gathered`` makes parameters whole."""
-        yield from (merged_weights if has_lora(self.model) else _plain_weights)(self.model, gathered)
-
-    def save(self, folder: Path, weights: dict[str, Tensor], trained: dict[str, Tensor]) -> None:
-        """Write `weights` as a plain HF folder; those of an adapter also go, alone, into ``adapter`` beside it."""
-        lora = has_lora(self.model)
-        _save(self.model.get_base_model() if lora else self.model, folder, weights)
-        if lora:
-            self.model.save_pretrained(folder.parent / "adapter", state_dict=trained)
-
-    def checkpoint_activations(self) -> None:
-        """Keep no activations of a layer in passes with gradients."""
-        self._checkpointed = _checkpointed_layers(self.model)
-
     def example(self, device: torch.device) -> tuple[Tensor, ...]:
         """Arguments of `forward` that reach every weight."""
         return torch.zeros(1, 2, dtype=torch.long, device=device), torch.ones(1, 2, dtype=torch.bool, device=device)
 
 
-class Scorer(nn.Module):
+class Scorer(Trained):
     """An HF sequence-classification model with one label: a critic, or a reward model.
 
     Attribute ``model`` is the plain HF model.
     """
-
-    def __init__(self, model: Any) -> None:
-        """Wrap the model."""
-        super().__init__()
-        self.model = model
-        self._checkpointed: list[nn.Module] = []
-
-    def weights(self, gathered: Gathered = nullcontext) -> Iterator[tuple[str, Tensor]]:
-        """All weights by the HF model's names; ``gathered`` makes parameters whole."""
-        yield from _plain_weights(self.model, gathered)
-
-    def save(self, folder: Path, weights: dict[str, Tensor], trained: dict[str, Tensor]) -> None:
-        """Write `weights` as a plain HF folder."""
-        _save(self.model, folder, weights)
-
-    def checkpoint_activations(self) -> None:
-        """Keep no activations of a layer in passes with gradients."""
-        self._checkpointed = _checkpointed_layers(self.model)
 
     def example(self, device: torch.device) -> tuple[Tensor, ...]:
         """Arguments of `forward` that reach every weight."""
