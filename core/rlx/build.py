@@ -108,12 +108,14 @@ def _source(plan: Plan, algorithm: Algorithm[Any], inputs: Inputs, modules: dict
     cursor = Cursor(Order(len(inputs.train), spec.run.seed), spec.train.batch_size, ranks, end)
     if plan.rollout is None:
         return OfflineSource(inputs.train, inputs.held_out, cursor, tokenizer), True
-    sampling = Sampling(spec.rollout.temperature, spec.rollout.top_p, spec.rollout.max_completion)
+    limit, held_out = spec.rollout.max_completion, spec.rollout.eval
+    sampling = Sampling(spec.rollout.temperature, max_tokens=limit)
+    eval_sampling = Sampling(held_out.temperature, held_out.top_p, limit, held_out.top_k) if held_out else sampling
     longest = (spec.data.max_prompt or 0) + spec.rollout.max_completion
     backend = plan.rollout.build(RolloutContext(
         modules["policy"].model, spec.model.path, tokenizer.stop_token_ids, tokenizer.pad_token_id, device,
         str(dtype).removeprefix("torch."), context_length(Path(spec.model.path)) or longest,
         engines["policy"].whole))
     source = RolloutSource(inputs.train, inputs.held_out, cursor, tokenizer, backend, build_rewards(plan, device),
-                           sampling, plan.group_size, spec.run.seed, plan.needs, algorithm.keep)
+                           sampling, eval_sampling, plan.group_size, spec.run.seed, plan.needs, algorithm.keep)
     return source, backend.exact

@@ -136,14 +136,17 @@ def sample(checkpoint: Annotated[str, typer.Argument(help="A run, a checkpoint, 
            n: Annotated[int, typer.Option(help="Completions a prompt.", min=1)] = 1,
            limit: Annotated[int, typer.Option(help="Prompts at most.", min=1)] = 8,
            max_completion: Annotated[int, typer.Option(help="Tokens a completion may have.", min=1)] = 256,
-           temperature: Annotated[float, typer.Option(help="Sampling temperature.", min=1e-3)] = 1.0,
+           temperature: Annotated[float, typer.Option(help="0 takes the likeliest token each time.", min=0)] = 1.0,
+           top_p: Annotated[float, typer.Option(help="Sample from the smallest set with this much probability.",
+                                                min=1e-3, max=1)] = 1.0,
+           top_k: Annotated[int | None, typer.Option(help="Sample from this many tokens.", min=1)] = None,
            seed: Annotated[int, typer.Option(help="Decides the samples.", min=0)] = 0, json: Json = False) -> None:
     """Sample completions from a checkpoint or any HF model."""
     with _errors():
         from rlx.sample import sample_model
 
         found = sample_model(checkpoint, prompts, n=n, limit=limit, max_completion=max_completion,
-                             temperature=temperature, seed=seed)
+                             temperature=temperature, top_p=top_p, top_k=top_k, seed=seed)
         if json:
             _print_json(found)
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -14,9 +15,11 @@ from pydantic import ValidationError
 from rlx.layers import QUICKSTART, Tree, expand_home, leaves, lookup, merge, read_spec_file, remove
 from rlx.problems import sentences
 from rlx.registry import Entry, Registry
-from rlx.spec import RolloutSpec, Spec
+from rlx.spec import Spec
 from rlx.text import did_you_mean, listing
 from rlx_sdk import Kind, Needs, PluginError, SpecError
+
+AUTO = "auto"
 
 
 @dataclass(frozen=True)
@@ -107,11 +110,10 @@ class _Resolver:
         self.problems: list[str] = []
 
     def plan(self) -> Plan:
+        rollout, fallback = self._rollout()
         spec = self._validate(Spec, {"train": {}, **self.tree}, "")
         algorithm = self._choose("algorithm", lookup(self.tree, "algo.name"), self._algo_options(), "algo.")
         rewards, trackers = self._choose_all("reward", "rewards"), self._choose_all("tracker", "trackers")
-        rollout = self._choose("rollout", lookup(self.tree, "rollout.name") or RolloutSpec().name,
-                               lookup(self.tree, "rollout.options"), "rollout.options.")
         if spec is None or algorithm is None:
             path = lookup(self.tree, "model.path")
             self.problems += _folder_problems("model.path", path) if isinstance(path, str) else ()
@@ -121,12 +123,30 @@ class _Resolver:
         if spec.rewards and needs.data != alone.data:
             self.notes.append(f"{algorithm.name} with a reward learns from completions that it samples and ranks: the "
                               f"{alone.data} in the data are not used")
+        self.notes += fallback if needs.data == "rollouts" else ()
         plan = Plan(spec, needs, with_rewards, algorithm, rewards, rollout if needs.data == "rollouts" else None,
                     trackers, tuple(self.notes))
         self.problems += [*_inert(plan, set(leaves(self.given))), *_conflicts(plan, self.registry)]
         if self.problems:
             raise SpecError(list(dict.fromkeys(self.problems)))
         return plan
+
+    def _rollout(self) -> tuple[Chosen | None, list[str]]:
+        """The rollout backend; of an automatic choice, what was not possible."""
+        name = lookup(self.tree, "rollout.name") or AUTO
+        fallback = []
+        if name == AUTO:
+            gpu = _gpu_is_there()
+            wanted = {e.name: e for e in self.registry.entries("rollout") if e.plugin.auto(gpu) > 0}
+            ranked = sorted(wanted.values(), key=lambda e: -e.plugin.auto(gpu))
+            usable = [e for e in ranked if not e.missing()]
+            if ranked and usable[:1] != ranked[:1]:
+                fallback = [f"rollouts by {usable[0].name if usable else 'nothing'}: {ranked[0].name} is not installed "
+                            f"(pip install {listing(repr(what) for what in ranked[0].missing().values())})"]
+            name = usable[0].name if usable else AUTO
+            if isinstance(self.tree.get("rollout", {}), Mapping):
+                self.tree = merge(self.tree, {"rollout": {"name": name}})
+        return self._choose("rollout", name, lookup(self.tree, "rollout.options"), "rollout.options."), fallback
 
     def _choose_all(self, kind: Kind, section: str) -> tuple[Chosen, ...]:
         items = self.tree.get(section)
@@ -177,7 +197,8 @@ def _inert(plan: Plan, given: set[str]) -> Iterator[str]:
         ("data.max_length", needs.data != "rollouts", f"{name} samples its completions; set rollout.max_completion"),
         ("run.sample_every", needs.data == "rollouts", f"{name} writes no samples here"),
         ("run.keep", plan.spec.run.save_every is not None, "without run.save_every only one checkpoint is written"),
-        ("run.eval_every", bool(plan.spec.data.eval), "there is no data.eval to evaluate on"),
+        *((setting, bool(plan.spec.data.eval), "there is no data.eval to evaluate on")
+          for setting in ("run.eval_every", "rollout.eval")),
         *((f"algo.{option}", not plan.single_update, "each batch makes one update (train.minibatches and "
            "train.update_epochs are 1)") for option in sorted(needs.several_updates)),
     ]
@@ -254,6 +275,11 @@ def _folder_problems(setting: str, value: str) -> Iterator[str]:
     if not path.exists() and (path.is_absolute() or value.count("/") != 1 or path.suffix == ".gguf"):
         near = did_you_mean(path.name, [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else [])
         yield f"{setting} '{value}': there is no such folder (looked at {path.absolute()}).{near}"
+
+
+def _gpu_is_there() -> bool:
+    """Whether torch will find one; asked of the driver, since torch is not loaded yet."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES", "0") not in ("", "-1") and Path("/dev/nvidiactl").exists()
 
 
 def context_length(path: Path) -> int | None:

@@ -72,11 +72,11 @@ class RolloutSource:
     """Prompts from a file, completions from a rollout backend, scores from rewards."""
 
     def __init__(self, train: Prepared, held_out: Prepared | None, cursor: Cursor, tokenizer: Tokenizer,
-                 backend: RolloutBackend, rewards: RewardPanel, sampling: Sampling, group_size: int, seed: int,
-                 needs: Needs, keep: Callable[[Group], bool]) -> None:
+                 backend: RolloutBackend, rewards: RewardPanel, sampling: Sampling, eval_sampling: Sampling,
+                 group_size: int, seed: int, needs: Needs, keep: Callable[[Group], bool]) -> None:
         """Sample ``group_size`` completions of each prompt; in ``needs.rounds``, until enough groups are kept."""
         self._train, self._held_out, self._cursor, self._tokenizer = train, held_out, cursor, tokenizer
-        self._backend, self._rewards, self._sampling = backend, rewards, sampling
+        self._backend, self._rewards, self._sampling, self._eval_sampling = backend, rewards, sampling, eval_sampling
         self._group_size, self._seed, self._version = group_size, seed, -1
         self._needs, self._keep = needs, keep
 
@@ -89,7 +89,7 @@ class RolloutSource:
             places = self._cursor.next(missing)
             if places is None:
                 return None
-            rounds.append(self._sample_round(self._train, places, phase))
+            rounds.append(self._sample_round(self._train, places, self._sampling, phase))
             new = rounds[-1].kept(self._keep)
             kept += new
             missing -= sum(self._cursor.ranks.gather(len({row.position for row in new})))
@@ -107,13 +107,13 @@ class RolloutSource:
         return [row for row in every if row.position in mine]
 
     def evaluate(self, phase: Timer) -> Collected | None:
-        """Sample and score the held-out prompts, as in training, with the same random numbers every time."""
+        """Sample and score the held-out prompts, with the same random numbers every time."""
         held = self._held_out
         if held is None:
             return None
         places = [(EVAL_STREAM + row, row) for row in self._cursor.ranks.share(range(len(held)))]
-        done = self._sample_round(held, places, phase)
-        return self._collected([done], done.rows)
+        done = self._sample_round(held, places, self._eval_sampling, phase)
+        return self._collected([done], done.rows, self._eval_sampling == self._sampling)
 
     def sync(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
         """Give the backend the new weights."""
@@ -133,8 +133,9 @@ class RolloutSource:
         self._backend.close()
         self._rewards.close()
 
-    def _sample_round(self, prepared: Prepared, places: Sequence[tuple[int, int]], phase: Timer) -> _Round:
-        requests = [Request(prepared.ids(row, "prompt"), self._sampling, self._group_size, _seed(self._seed, position))
+    def _sample_round(self, prepared: Prepared, places: Sequence[tuple[int, int]], sampling: Sampling,
+                      phase: Timer) -> _Round:
+        requests = [Request(prepared.ids(row, "prompt"), sampling, self._group_size, _seed(self._seed, position))
                     for position, row in places]
         with phase("rollout"):
             try:
@@ -153,9 +154,11 @@ class RolloutSource:
         return _Round([_Row(*places[i], requests[i].tokens, g, samples[k], judged.rewards[k], judged.judged[k],
                             judged.spans[k]) for k, (i, g) in enumerate(flat)], judged)
 
-    def _collected(self, rounds: Sequence[_Round], kept: Sequence[_Row]) -> Collected:
+    def _collected(self, rounds: Sequence[_Round], kept: Sequence[_Row], as_in_training: bool = True) -> Collected:
         """What the algorithm learns from, the metrics of all that was sampled, and all of it as a table."""
-        per_token: dict[str, Sequence[Sequence[float]]] = {"rollout_logprobs": [r.generation.logprobs for r in kept]}
+        per_token: dict[str, Sequence[Sequence[float]]] = {}
+        if as_in_training:
+            per_token["rollout_logprobs"] = [r.generation.logprobs for r in kept]
         if self._needs.token_rewards:
             per_token["token_rewards"] = [self._of_tokens(r) for r in kept]
         seqs = pad_sequences([r.prompt for r in kept], [r.generation.tokens for r in kept],

@@ -15,8 +15,9 @@ from rlx.registry import Registry
 from rlx_sdk import DataError, ModelError, Request, RolloutContext, Sampling
 
 
-def sample_model(checkpoint: str, prompts: str, *, n: int, limit: int, max_completion: int, temperature: float,
-                 seed: int, rollout: str = "hf") -> list[dict[str, Any]]:
+def sample_model(checkpoint: str, prompts: str, *, n: int, limit: int, max_completion: int, seed: int,
+                 temperature: float, top_p: float = 1.0, top_k: int | None = None,
+                 rollout: str = "hf") -> list[dict[str, Any]]:
     """Sample ``n`` completions of each of the first ``limit`` prompts.
 
     Args:
@@ -25,8 +26,10 @@ def sample_model(checkpoint: str, prompts: str, *, n: int, limit: int, max_compl
         n: completions a prompt.
         limit: prompts at most.
         max_completion: tokens a completion may have.
-        temperature: of sampling.
         seed: decides the samples.
+        temperature: of sampling; 0 takes the likeliest token each time.
+        top_p: sample from the smallest set of tokens with this much probability.
+        top_k: sample from this many tokens, the likeliest ones.
         rollout: backend that samples.
     """
     path = find_model(checkpoint)
@@ -46,7 +49,7 @@ def sample_model(checkpoint: str, prompts: str, *, n: int, limit: int, max_compl
         backend = entry.call("build", entry.call("config")(), RolloutContext(
             model, path, tokenizer.stop_token_ids, tokenizer.pad_token_id, device, str(dtype).removeprefix("torch."),
             context))
-        sampling = Sampling(temperature=temperature, max_tokens=max_completion)
+        sampling = Sampling(temperature, top_p, max_completion, top_k)
         requests = [Request(tokens, sampling, n, seed * 1_000_003 + i) for i, tokens in enumerate(encoded)]
         backend.sync(iter(model.named_parameters()), 0)
         done = dict(backend.generate(requests))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 Overlong = Literal["error", "drop", "truncate_left", "truncate_right"]
 
@@ -101,21 +102,42 @@ class RewardSpec(Section):
     """Its own options."""
 
 
+class EvalSampling(Section):
+    """How held-out prompts are completed."""
+
+    temperature: float = Field(1.0, ge=0)
+    """0 takes the likeliest token each time."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """Sample from the smallest set of tokens with this much probability."""
+    top_k: int | None = Field(None, ge=1)
+    """Sample from this many tokens, the likeliest ones."""
+
+
 class RolloutSpec(Section):
     """How completions are sampled."""
 
-    name: str = "hf"
-    """The backend."""
+    name: str = "auto"
+    """The backend; auto is the best one that is installed for a machine such as this."""
     group_size: int | None = Field(None, ge=1)
     """Completions a prompt; default: the algorithm's."""
     max_completion: int = Field(256, ge=1)
     """Tokens a completion may have."""
     temperature: float = Field(1.0, gt=0)
     """Logits are divided by it, in sampling and in training."""
-    top_p: float = Field(1.0, gt=0, le=1)
-    """Sample from the smallest set of tokens with this much probability."""
+    eval: EvalSampling | None = None
+    """Of held-out prompts; default: as in training."""
     options: dict[str, Any] = {}
     """The backend's own options."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _whole_distribution(cls, value: Any) -> Any:
+        cut = [name for name in ("top_p", "top_k") if isinstance(value, Mapping) and name in value]
+        if cut:
+            raise ValueError(f"{' and '.join(cut)} would train on samples of another distribution than the policy's; "
+                             f"leave it out. Held-out prompts have rollout.eval.{cut[0]}, rlx sample has "
+                             f"--{cut[0].replace('_', '-')}")
+        return value
 
 
 _Beta = Annotated[float, Field(ge=0, lt=1)]

@@ -59,6 +59,7 @@ def rlx_rollouts() -> list[RolloutPlugin]:
             summary="HF generate with the trainer's own weights; needs nothing installed",
             config=lazy("rlx_plugins.options:HFOptions").resolve,
             build=lazy("rlx_plugins.hf_rollout:HFRollout"),
+            auto=lambda gpu: 1,
         ),
         RolloutPlugin(
             name="vllm",
@@ -66,6 +67,7 @@ def rlx_rollouts() -> list[RolloutPlugin]:
             config=lazy("rlx_plugins.options:VLLMOptions").resolve,
             build=lazy("rlx_plugins.vllm_rollout:VLLMRollout"),
             requires={"vllm": "rlx[vllm]"},
+            auto=lambda gpu: 2 if gpu else 0,
         ),
     ]
 

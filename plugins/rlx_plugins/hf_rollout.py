@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 from rlx_plugins.options import HFOptions
-from rlx_sdk import Fingerprint, Generation, Request, RolloutContext
+from rlx_sdk import Fingerprint, Generation, Request, RolloutContext, Sampling
 
 
 class HFRollout:
@@ -69,7 +69,7 @@ class HFRollout:
         for i, prompt in enumerate(prompts):
             tokens[i, width - len(prompt):], attention[i, width - len(prompt):] = prompt, 1
         uniforms = torch.cat([_uniforms(r) for r in requests]).to(device)
-        sampler = _Sampler(uniforms, sampling.temperature, sampling.top_p)
+        sampler = _Sampler(uniforms, sampling)
         config = GenerationConfig(  # type: ignore[no-untyped-call]
             max_new_tokens=sampling.max_tokens, do_sample=False, use_cache=True,
             eos_token_id=list(self._context.stop_token_ids), pad_token_id=self._context.pad_token_id)
@@ -105,16 +105,22 @@ class _Sampler(LogitsProcessor):
     Random numbers belong to the request, not to the batch, so a prompt gets the same completions in any company.
     """
 
-    def __init__(self, uniforms: Tensor, temperature: float, top_p: float) -> None:
-        self._uniforms, self._temperature, self._top_p = uniforms, temperature, top_p
+    def __init__(self, uniforms: Tensor, sampling: Sampling) -> None:
+        self._uniforms, self._sampling = uniforms, sampling
         self.logprobs: list[Tensor] = []
 
     def __call__(self, input_ids: Any, scores: Any) -> Any:
-        logp = torch.log_softmax(scores.float() / self._temperature, dim=-1)
-        ranked, ids = logp.exp().sort(dim=-1, descending=True) if self._top_p < 1 else (logp.exp(), None)
+        sampling = self._sampling
+        logp = torch.log_softmax(scores.float() / (sampling.temperature or 1.0), dim=-1)
+        most = 1 if sampling.temperature == 0 else sampling.top_k or logp.shape[1]
+        cut = sampling.top_p < 1 or most < logp.shape[1]
+        ranked, ids = logp.exp().sort(dim=-1, descending=True) if cut else (logp.exp(), None)
         mass = ranked.cumsum(-1)
-        kept = mass[:, -1] if ids is None else mass.gather(1, (mass < self._top_p).sum(-1, keepdim=True)
-                                                           .clamp(max=mass.shape[1] - 1))[:, 0]
+        kept = mass[:, -1]
+        if ids is not None:
+            top = mass[:, min(most, mass.shape[1]) - 1 :][:, :1]
+            last = (mass < sampling.top_p * top).sum(-1, keepdim=True)
+            kept = mass.gather(1, last.clamp(max=mass.shape[1] - 1))[:, 0]
         u = self._uniforms[:, len(self.logprobs)] * kept
         place = torch.searchsorted(mass, u[:, None], right=True).clamp(max=mass.shape[1] - 1)
         token = place if ids is None else ids.gather(1, place)

@@ -13,7 +13,21 @@ from pydantic import Field, model_validator
 
 from rlx import ops
 from rlx.ops import Aggregation, KLEstimator
-from rlx_sdk import Algorithm, Batch, Config, Context, Loss, Mean, Metric, Needs, Role, Rollouts, Sequences, Sum
+from rlx_sdk import (
+    Algorithm,
+    Batch,
+    Config,
+    Context,
+    Loss,
+    Mean,
+    Metric,
+    Needs,
+    Role,
+    Rollouts,
+    Sequences,
+    Sum,
+    TrainingError,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,6 +68,19 @@ class LossKLConfig(KLConfig):
     """Subtracted from the reward, or added to the loss."""
 
 
+class ImportanceConfig(Config):
+    """Weights that correct for samples that were not drawn from exactly the trainer's policy."""
+
+    level: Literal["token", "sequence"] | None = "token"
+    """One weight a token or a completion; null for none."""
+    limit: float = Field(2.0, gt=0)
+    """The largest weight."""
+    beyond: Literal["truncate", "mask"] = "truncate"
+    """A weight beyond the limit is cut to it, or 0: then the token, or the completion, teaches nothing."""
+    max_logprob_diff: float = Field(0.5, gt=0)
+    """Mean difference of logprobs a token at which the run stops: the samples are of something else than the policy."""
+
+
 class PolicyConfig(Config):
     """Options of a clipped policy gradient."""
 
@@ -67,8 +94,8 @@ class PolicyConfig(Config):
     """Weight of the entropy bonus."""
     aggregation: Aggregation = "token-mean"
     """How token losses become one number."""
-    importance_limit: float = Field(2.0, gt=0)
-    """Truncates the weights that correct for a sampler that is not exactly the policy."""
+    importance: ImportanceConfig = ImportanceConfig()
+    """Corrects for a rollout backend that is not exact."""
 
 
 class DualClipConfig(PolicyConfig):
@@ -107,21 +134,46 @@ class PolicyGradient(Algorithm[Rollouts]):
         return Batch({"completion": seqs}, weights, metrics={**metrics, "completions": Sum(len(seqs))})
 
     def start(self, seqs: Sequences, ctx: Context) -> tuple[Sequences, Tensor, dict[str, Metric]]:
-        """Old and reference logprobs, weights for an inexact sampler; the reward's KL part ``[B, T]``; metrics."""
-        kl, rollout_logprobs = self.options.kl, seqs.per_token["rollout_logprobs"]
-        old_logprobs = rollout_logprobs if ctx.exact_rollouts else ctx.policy.logprobs(seqs)
+        """Old and reference logprobs, weights for an inexact sampler; the reward's KL part ``[B, T]``; metrics.
+
+        Raises:
+            TrainingError: the rollouts' own logprobs say that something else than the policy was sampled.
+        """
+        kl, rollout_logprobs = self.options.kl, seqs.per_token.get("rollout_logprobs")
+        metrics = dict[str, Metric]()
+        if rollout_logprobs is not None and ctx.exact_rollouts:
+            old_logprobs = rollout_logprobs
+        else:
+            old_logprobs = ctx.policy.logprobs(seqs)
+            if rollout_logprobs is not None:
+                weights, metrics = self._importance(old_logprobs, rollout_logprobs, seqs.mask)
+                seqs = seqs.with_(**weights)
         seqs = seqs.with_(old_logprobs=old_logprobs)
-        if not ctx.exact_rollouts:
-            limit = self.options.importance_limit
-            seqs = seqs.with_(importance=ops.truncated_importance(old_logprobs, rollout_logprobs, limit))
-        penalty, metrics = old_logprobs.new_zeros(old_logprobs.shape), dict[str, Metric]()
+        penalty = old_logprobs.new_zeros(old_logprobs.shape)
         if kl.coef:
             ref_logprobs = ctx.reference.logprobs(seqs)
             seqs = seqs.with_(ref_logprobs=ref_logprobs)
-            metrics = self._kl_metrics(old_logprobs - ref_logprobs, seqs.mask)
+            metrics |= self._kl_metrics(old_logprobs - ref_logprobs, seqs.mask)
             if kl.where == "reward":
                 penalty = self.kl_coef * ops.kl_estimate(old_logprobs, ref_logprobs, kl.estimator) * seqs.mask
         return seqs, penalty, metrics
+
+    def _importance(self, logprobs: Tensor, rollout_logprobs: Tensor,
+                    mask: Tensor) -> tuple[dict[str, Tensor], dict[str, Metric]]:
+        """Weights, and how far the sampler is from the policy: mean ``|Δ|`` and KL (k3) a token."""
+        o, log_ratio, tokens = self.options.importance, logprobs - rollout_logprobs, mask.sum()
+        difference = ops.masked_sum(log_ratio.abs(), mask)
+        if difference > o.max_logprob_diff * tokens:
+            raise TrainingError(f"the logprobs of the sampled tokens differ by {difference / tokens:.2f} a token from "
+                                f"the policy's (algo.importance.max_logprob_diff = {o.max_logprob_diff}): the rollout "
+                                "backend samples another model, precision or temperature. Try --rollout hf.")
+        kl = ops.masked_sum(ops.kl_estimate(rollout_logprobs, logprobs, "k3"), mask)
+        metrics: dict[str, Metric] = {"rollout/logprob_diff": Mean(difference, tokens), "rollout/kl": Mean(kl, tokens)}
+        if o.level is None:
+            return {}, metrics
+        weights, over = ops.importance_weights(logprobs, rollout_logprobs, mask, o.limit, o.level, o.beyond)
+        return {"importance": weights}, metrics | {"rollout/is_weight": Mean(ops.masked_sum(weights, mask), tokens),
+                                   "rollout/is_beyond": Mean(ops.masked_sum(over.float(), mask), tokens)}
 
     def _kl_metrics(self, log_ratio: Tensor, mask: Tensor) -> dict[str, Metric]:
         """The KL (k1) a completion and a token, and how often k3 clamped its exponent."""

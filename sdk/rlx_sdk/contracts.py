@@ -81,11 +81,15 @@ class RewardContext:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How tokens are drawn: from ``softmax(logits / temperature)``, cut to the smallest set of mass ``top_p``."""
+    """How tokens are drawn: from ``softmax(logits / temperature)``, or the likeliest one at temperature 0.
+
+    Cut to the ``top_k`` likeliest, and of these to the smallest set of mass ``top_p``; neither in training.
+    """
 
     temperature: float = 1.0
     top_p: float = 1.0
     max_tokens: int = 64
+    top_k: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +111,8 @@ class Generation:
 
     Attributes:
         tokens: ids, the stop token included if one was drawn.
-        logprobs: of those tokens under ``softmax(logits / temperature)``, before any ``top_p`` cut.
+        logprobs: of those tokens under ``softmax(logits / temperature)``. Nobody reads them where ``top_p`` or
+            ``top_k`` cuts or the temperature is 0.
         finish_reason: ``stop`` if the last token is a stop token, else ``length``.
         version: of the weights that wrote it.
     """

@@ -65,9 +65,14 @@ class RewardPlugin(Plugin):
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutPlugin(Plugin):
-    """A rollout backend."""
+    """A rollout backend.
+
+    Attributes:
+        auto: how much ``--rollout auto`` wants it, given whether there is a GPU; 0 for never.
+    """
 
     build: Callable[[Any, RolloutContext], RolloutBackend]
+    auto: Callable[[bool], int] = lambda gpu: 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from rlx_plugins.ppo import PPO, PPOConfig
-from rlx_sdk import Batch, Mean
+from rlx_sdk import Batch, Mean, TrainingError
 
 numbers = partial(torch.tensor, dtype=torch.float64)
 assert_close = partial(torch.testing.assert_close, atol=1e-6, rtol=0)
@@ -97,7 +97,7 @@ def test_rollouts_that_are_not_exact_are_weighted(case, rollouts, context, looku
     data = rollouts([[1] * 80], [[-1.02] * 80], [1])
     table = lookup(torch.full((1, 81), -1.0).double())
     ctx = context(policy=table, critic=lookup(torch.zeros(1, 81).double()), exact_rollouts=False)
-    algorithm = ppo(**PLAIN, lam=1.0, importance_limit=m52["inputs"]["C"])
+    algorithm = ppo(**PLAIN, lam=1.0, importance={"limit": m52["inputs"]["C"]})
     made = algorithm.prepare(data, ctx)
     assert table.calls == 1
     assert_close(per_token(made, "old_logprobs"), torch.full((1, 80), -1.0).double())
@@ -110,8 +110,29 @@ def test_importance_is_truncated_token_by_token(rollouts, context, lookup, grid)
     data = rollouts([[1, 1, 1]], [[-3, -1, -0.5]], [1])
     ctx = context(policy=lookup(grid([[-1, -1, -1]])), critic=lookup(torch.zeros(1, 4).double()),
                   exact_rollouts=False)
-    found = ppo(**PLAIN).prepare(data, ctx)
+    lenient = {"max_logprob_diff": 5.0}
+    found = ppo(**PLAIN, importance=lenient).prepare(data, ctx)
     assert_close(per_token(found, "importance"), numbers([[2, 1, 0.60653066]]))
+    measured = {name: metric.total / metric.count for name, metric in found.metrics.items() if "rollout" in name}
+    kl = (math.exp(2) - 1 - 2 + math.exp(-0.5) - 1 + 0.5) / 3
+    assert measured == pytest.approx({"rollout/logprob_diff": 2.5 / 3, "rollout/kl": kl,
+                                      "rollout/is_weight": 3.60653066 / 3, "rollout/is_beyond": 1 / 3})
+    off = ppo(**PLAIN, importance=lenient | {"level": None}).prepare(data, ctx)
+    assert "importance" not in off.sequences["completion"].per_token
+    assert "rollout/kl" in off.metrics
+    with pytest.raises(TrainingError, match=r"differ by 0.83 a token from the policy's .* = 0.5"):
+        ppo(**PLAIN).prepare(data, ctx)
+
+
+def test_rollouts_drawn_otherwise_are_measured_by_the_policy_itself(rollouts, context, lookup, grid):
+    """As an evaluation at another temperature does: the sampler's logprobs are then left out."""
+    data = rollouts([[1, 1]], [[-3, -1]], [1])
+    del data.seqs.per_token["rollout_logprobs"]
+    for exact in (True, False):
+        ctx = context(policy=lookup(grid([[-1, -2]])), critic=lookup(torch.zeros(1, 3).double()), exact_rollouts=exact)
+        found = ppo(**PLAIN).prepare(data, ctx)
+        assert_close(per_token(found, "old_logprobs"), numbers([[-1, -2]]))
+        assert "importance" not in found.sequences["completion"].per_token
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])

@@ -93,7 +93,7 @@ def test_the_coefficient_stays_without_a_target_or_without_a_measurement(kl, met
     ({"value_clip": 0.0}, "greater than 0"),
     ({"gamma": 1.1}, "less than or equal to 1"),
     ({"lam": -0.1}, "greater than or equal to 0"),
-    ({"importance_limit": 0.0}, "greater than 0"),
+    ({"importance": {"limit": 0.0}}, "greater than 0"),
     ({"entropy_coef": float("nan")}, "finite"),
     ({"critic_warmup": -1}, "greater than or equal to 0"),
     ({"aggregation": "token_mean"}, "'token-mean', 'seq-mean-token-sum'"),
@@ -117,4 +117,4 @@ def test_options_that_cannot_work_are_refused(options, said):
 def test_the_defaults_are_the_documented_ones():
     o = PPOConfig()
     assert (o.clip_low, o.clip_high, o.value_clip, o.gamma, o.lam) == (0.2, 0.2, 0.2, 1.0, 0.95)
-    assert (o.kl.coef, o.kl.estimator, o.kl.where, o.importance_limit, o.dual_clip) == (0.01, "k1", "reward", 2, None)
+    assert (o.kl.coef, o.kl.estimator, o.kl.where, o.importance.limit, o.dual_clip) == (0.01, "k1", "reward", 2, None)

@@ -115,6 +115,29 @@ def test_top_p_keeps_the_smallest_set_of_that_mass(backend, llama):
     assert misfit(counts, expected) < 2
 
 
+@pytest.mark.parametrize("top_p", [1.0, 0.8])
+def test_top_k_keeps_the_likeliest_tokens_and_top_p_the_likeliest_of_these(backend, llama, top_p):
+    prompt, n, k = (1, 2, 3), 2000, 5
+    (_, drawn), = backend().generate([Request(prompt, Sampling(1.0, top_p, 1, k), n, 7)])
+    counts = torch.bincount(torch.tensor([g.tokens[0] for g in drawn]), minlength=64)
+    p, ids = expected_first_token(llama(), prompt, 1.0).topk(k)
+    p = p / p.sum()
+    kept = int((p.cumsum(0) < top_p * (1 - 1e-6)).sum()) + 1
+    assert kept == k if top_p == 1 else 1 < kept < k
+    expected = torch.zeros(64).index_put((ids[:kept],), p[:kept] / p[:kept].sum() * n)
+    assert counts[expected == 0].sum() == 0
+    assert misfit(counts, expected) < 2.5
+
+
+def test_temperature_0_takes_the_likeliest_token(backend, llama):
+    model = llama()
+    (_, (first, second)), = backend(model, stops=(99,)).generate([Request((1, 2, 3), Sampling(0.0, 1.0, 8), 2, 3)])
+    assert first.tokens == second.tokens
+    ids = [1, 2, 3, *first.tokens]
+    with torch.no_grad():
+        assert model(torch.tensor([ids])).logits[0, 2:-1].argmax(-1).tolist() == first.tokens
+
+
 def test_no_random_number_leads_out_of_the_set(backend, llama, monkeypatch):
     """Not even the largest there is, which the product with the mass may round up to the mass itself."""
     highest = 1 - 2**-24

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlx.ops import policy_loss, truncated_importance, value_loss
+from rlx.ops import importance_weights, policy_loss, value_loss
 
 numbers = partial(torch.tensor, dtype=torch.float64)
 assert_close = partial(torch.testing.assert_close, atol=1e-6, rtol=0)
@@ -83,14 +83,25 @@ def test_a_value_gains_nothing_by_moving_further_than_the_clip():
 
 def test_importance_of_a_small_gap_over_many_tokens(case):
     m52 = case("M52_rollout_correction")
-    weights = truncated_importance(torch.full((80,), -1.0).double(), torch.full((80,), -1.02).double(),
-                                   m52["inputs"]["C"])
-    assert_close(weights, torch.full((80,), m52["expected"]["token_weights_all"]).double())
-    assert weights.prod().item() == pytest.approx(m52["expected"]["sequence_weight"], abs=1e-5)
+    here, there, mask = (torch.full((1, 80), x).double() for x in (-1.0, -1.02, 1.0))
+    found, limit = m52["expected"], m52["inputs"]["C"]
+    weights, over = importance_weights(here, there, mask.bool(), limit)
+    assert_close(weights, torch.full((1, 80), found["token_weights_all"]).double())
+    assert not over.any()
+    for chosen, ceiling, expected in (("truncate", 1e9, "weight"), ("truncate", limit, "truncated"),
+                                      ("mask", limit, "masked")):
+        weights, over = importance_weights(here, there, mask.bool(), ceiling, "sequence", chosen)
+        assert weights.mean().item() == pytest.approx(found[f"sequence_{expected}"], abs=1e-5)
+        assert weights.unique().numel() == 1
+        assert bool(over.all()) is (ceiling == limit)
 
 
 def test_importance_is_truncated_and_detached():
-    logprobs = numbers([0.0, 1.0, 100.0, -1.0, -100.0]).requires_grad_()
-    weights = truncated_importance(logprobs, torch.zeros_like(logprobs), 2.0)
-    assert_close(weights, numbers([1, 2, 2, 0.36787944, 2.0611536e-9]))
+    logprobs = numbers([[0.0, 1.0, 100.0, -1.0, -100.0, 7.0]]).requires_grad_()
+    mask = torch.tensor([[True, True, True, True, True, False]])
+    weights, over = importance_weights(logprobs, torch.zeros_like(logprobs), mask, 2.0)
+    assert_close(weights, numbers([[1, 2, 2, 0.36787944, 2.0611536e-9, 1]]))
+    assert over.tolist() == [[False, True, True, False, False, False]]
     assert not weights.requires_grad
+    masked, _ = importance_weights(logprobs, torch.zeros_like(logprobs), mask, 2.0, beyond="mask")
+    assert_close(masked, numbers([[1, 0, 0, 0.36787944, 2.0611536e-9, 1]]))

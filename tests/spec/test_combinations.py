@@ -10,10 +10,12 @@ import pytest
     ("sft", "rollout__temperature", 0.7,
      "rollout.temperature can have no effect: sft learns from demonstrations in the data file here, so nothing is"),
     ("dpo", "rollout__group_size", 4, "rollout.group_size can have no effect: dpo learns from pairs in the data file"),
-    ("sft", "rollout", {"top_p": 0.9, "options": {"batch_tokens": 9}},
-     "rollout.options.batch_tokens, rollout.top_p can have no effect"),
+    ("sft", "rollout", {"name": "hf", "temperature": 0.9, "options": {"batch_tokens": 9}},
+     "rollout.name, rollout.options.batch_tokens, rollout.temperature can have no effect"),
     ("sft", "rewards", [{"name": "polite_length"}], "rewards can have no effect: sft uses no reward"),
     ("ppo", "data__max_length", 100, "data.max_length can have no effect: ppo samples its completions; set roll"),
+    ("ppo", "rollout__eval__temperature", 0.0,
+     "rollout.eval.temperature can have no effect: there is no data.eval to evaluate on"),
     ("ppo", "run__eval_every", 5, "run.eval_every can have no effect: there is no data.eval to evaluate on"),
 ])
 def test_a_setting_that_cannot_act_is_an_error_that_says_why(problems, settings, algo, setting, value, said):
@@ -83,8 +85,18 @@ def test_resume_auto_needs_a_name(problems, plan, settings):
 
 
 def test_combinations_are_found_together(problems, settings):
-    found = problems(settings("sft", rollout__top_p=0.5, train__epochs=2, rewards=[{"name": "polite_length"}]))
+    found = problems(settings("sft", rollout__temperature=0.5, train__epochs=2, rewards=[{"name": "polite_length"}]))
     assert len(found) == 3
+
+
+@pytest.mark.parametrize("cut", [{"top_p": 0.9}, {"top_k": 50}])
+def test_training_samples_the_whole_distribution(problems, plan, settings, cut):
+    [name] = cut
+    [found] = problems(settings("ppo", **{f"rollout__{name}": cut[name]}))
+    assert f"{name} would train on samples of another distribution than the policy's" in found
+    assert f"rlx sample has --{name.replace('_', '-')}" in found
+    made = plan(settings("ppo", data__eval=4, rollout__eval={**cut, "temperature": 0.5}))
+    assert getattr(made.spec.rollout.eval, name) == cut[name]
 
 
 def test_options_that_need_several_updates_are_refused_with_one(plan, problems, settings):

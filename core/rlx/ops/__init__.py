@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from rlx.ops.masked import LOG_RATIO_LIMIT, clamped_exp, masked_mean, masked_sum, whiten
     from rlx.ops.ppo import (
         PolicyLoss,
+        importance_weights,
         policy_loss,
         sequence_policy_loss,
-        truncated_importance,
         value_loss,
         weighted_policy_loss,
     )
@@ -68,6 +68,7 @@ __all__ = [
     "gae",
     "group_sizes",
     "group_sums",
+    "importance_weights",
     "kl_estimate",
     "kto_loss",
     "leave_one_out",
@@ -83,7 +84,6 @@ __all__ = [
     "sequence_policy_loss",
     "simpo_loss",
     "token_rewards",
-    "truncated_importance",
     "value_loss",
     "weighted_policy_loss",
     "whiten",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -65,6 +65,19 @@ def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float 
     return 0.5 * squares
 
 
-def truncated_importance(logprobs: Tensor, rollout_logprobs: Tensor, limit: float) -> Tensor:
-    """``min(exp(logprobs − rollout_logprobs), limit)`` a token, detached: corrects for a sampler that is not exact."""
-    return clamped_exp(logprobs - rollout_logprobs).clamp(max=limit).detach()
+def importance_weights(logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor, limit: float,
+                       level: Literal["token", "sequence"] = "token",
+                       beyond: Literal["truncate", "mask"] = "truncate") -> tuple[Tensor, Tensor]:
+    """``w = exp(logprobs − rollout_logprobs)`` a token or a sequence: corrects for a sampler that is not the policy.
+
+    Beyond the limit a weight is cut to it (truncated importance sampling) or 0 (masked).
+
+    Returns:
+        ``[B, T]`` weights, detached, and where they were beyond the limit.
+    """
+    log_ratio = (logprobs - rollout_logprobs) * mask
+    if level == "sequence":
+        log_ratio = log_ratio.sum(1, keepdim=True).expand_as(log_ratio)
+    weights = clamped_exp(log_ratio).detach()
+    over = (weights > limit) & mask
+    return (weights.clamp(max=limit) if beyond == "truncate" else weights.masked_fill(over, 0.0)), over
