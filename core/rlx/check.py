@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rlx.data import Prepared, describe
+from rlx.data.cache import Progress, unseen
 from rlx.inputs import build_rewards, read_inputs
 from rlx.logs import library_log
 from rlx.plan import Plan
@@ -15,7 +16,7 @@ DRY_ROWS = 4
 DRY_COMPLETION = "Thank you, here is an answer."
 
 
-def check_plan(plan: Plan) -> dict[str, Any]:
+def check_plan(plan: Plan, progress: Progress = unseen) -> dict[str, Any]:
     """Read model folder, tokenizer and data, and score some rows with a made-up completion.
 
     Raises:
@@ -24,7 +25,7 @@ def check_plan(plan: Plan) -> dict[str, Any]:
     """
     open_run(plan, lambda note: None)
     with library_log(None):
-        inputs = read_inputs(plan)
+        inputs = read_inputs(plan, progress)
     report: dict[str, Any] = {
         "algorithm": f"{plan.algorithm.name} ({plan.needs.data})",
         "model": plan.spec.model.path,
@@ -50,7 +51,7 @@ def _dry_run(plan: Plan, train: Prepared) -> str:
         samples.append(Sample(text, DRY_COMPLETION, messages, "stop", example.row))
     panel = build_rewards(plan)
     try:
-        judged = panel.score(samples, [train.row_index(row) + 1 for row in rows])
+        judged = panel.score(samples, [train.place(row) for row in rows])
     finally:
         panel.close()
     return ", ".join(f"{name} {scores}" for name, scores in judged.by_provider.items())

@@ -61,9 +61,11 @@ def check(spec: SpecFile = None, algo: Algo = None, reward: RewardFlag = None, m
     given = _settings(spec, algo, reward, model, data, rollout, steps, resume, name, settings)
     with _errors():
         from rlx.check import check_plan
+        from rlx.data.cache import unseen
         from rlx.registry import Registry
+        from rlx.view import View
 
-        report = check_plan(_resolve(Registry.discover(), given))
+        report = check_plan(_resolve(Registry.discover(), given), unseen if json else View(sys.stderr).progress)
         _print_json(report) if json else typer.echo("\n".join(f"{k}: {v}" for k, v in report.items()))
 
 
@@ -75,13 +77,16 @@ def data(path: Annotated[str, typer.Argument(metavar="FILE", help="A data file, 
     """Show how a file is understood: layout, one rendered row with its trained tokens, lengths, problems."""
     given = _settings(None, model=model, data=path, settings=settings)
     with _errors():
+        from rlx.data.cache import unseen
         from rlx.data.look import lines, look_at
         from rlx.layers import QUICKSTART, lookup, read_spec_file
         from rlx.logs import library_log
+        from rlx.view import View
 
         model = model or lookup(given, "model.path") or lookup(read_spec_file(QUICKSTART), "model.path")
+        progress = View(sys.stderr).progress
         with library_log(None):
-            report = look_at(given["data"], str(model), kind, row)
+            report = look_at(given["data"], str(model), kind, row, unseen if json else progress)
         _print_json(report) if json else typer.echo("\n".join(lines(report)))
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlx.data import Limits, Prepared, Tokenizer, load_tokenizer, open_rows, prepare_rows
+from rlx.data.cache import Progress, unseen
 from rlx.data.files import Paths
 from rlx.plan import Plan, context_length
 from rlx.rewards import Provider, RewardPanel
@@ -23,7 +24,7 @@ class Inputs:
     total_steps: int
 
 
-def read_inputs(plan: Plan) -> Inputs:
+def read_inputs(plan: Plan, progress: Progress = unseen) -> Inputs:
     """Tokenizer and data of a plan.
 
     Raises:
@@ -34,10 +35,10 @@ def read_inputs(plan: Plan) -> Inputs:
     tokenizer = load_tokenizer(spec.model.path, spec.model.chat_template, spec.model.trust_remote_code)
     if "reference" in plan.needs.frozen and spec.model.reference.path is not None:
         _same_vocabulary(tokenizer, spec.model.reference.path, spec.model.trust_remote_code)
-    train = _prepare(plan, spec.data.path, tokenizer)
+    train = _prepare(plan, spec.data.path, tokenizer, progress)
     held_out = None
     if isinstance(spec.data.eval, str):
-        held_out = _prepare(plan, spec.data.eval, tokenizer)
+        held_out = _prepare(plan, spec.data.eval, tokenizer, progress)
     elif spec.data.eval:
         train, held_out = train.split(spec.data.eval)
     if spec.train.steps is not None:
@@ -56,10 +57,11 @@ def _same_vocabulary(tokenizer: Tokenizer, reference: str, trust_remote_code: bo
                          "so their logprobs cannot be compared")
 
 
-def _prepare(plan: Plan, path: Paths, tokenizer: Tokenizer) -> Prepared:
+def _prepare(plan: Plan, path: Paths, tokenizer: Tokenizer, progress: Progress) -> Prepared:
     data, cache = plan.spec.data, Path(plan.spec.data.cache).expanduser()
     try:
-        return prepare_rows(open_rows(path, cache), plan.needs.data, tokenizer, _limits(plan), data.columns, cache)
+        return prepare_rows(open_rows(path, cache, progress), plan.needs.data, tokenizer, _limits(plan), data.columns,
+                            cache, progress)
     except DataError as error:
         if plan.needs.data == plan.needs_with_rewards.data or "it has the columns" not in str(error):
             raise

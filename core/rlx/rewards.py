@@ -55,12 +55,12 @@ class RewardPanel:
         self._providers = tuple(providers)
         self._caller = Caller()
 
-    def score(self, samples: Sequence[Sample], rows: Sequence[int]) -> Judged:
+    def score(self, samples: Sequence[Sample], rows: Sequence[str]) -> Judged:
         """Score samples.
 
         Args:
             samples: in any order.
-            rows: the data row of each, counted from 1, for messages.
+            rows: the data row of each, as `rlx.data.Prepared.place` names it.
 
         Raises:
             RewardError: a provider failed and its ``on_error`` is ``stop``.
@@ -85,7 +85,7 @@ class RewardPanel:
             for provider in self._providers:
                 stack.callback(_close, provider)
 
-    def _usable(self, provider: Provider, samples: Sequence[Sample], rows: Sequence[int],
+    def _usable(self, provider: Provider, samples: Sequence[Sample], rows: Sequence[str],
                 found: Judged) -> list[Score | None]:
         """The provider's scores, and for samples it failed on what its ``on_error`` says."""
         results, policy = self._results(provider, samples), provider.spec.on_error
@@ -114,9 +114,9 @@ class RewardPanel:
 
 
 def _explain(provider: Provider, bad: Mapping[int, Exception], samples: Sequence[Sample],
-             rows: Sequence[int]) -> str:
+             rows: Sequence[str]) -> str:
     """Plugin, package, sample, data row, cause, and the way out."""
-    lines = [f"sample {i + 1} of {len(samples)} (data row {rows[i]}, completion {samples[i].completion!r:.60}): "
+    lines = [f"sample {i + 1} of {len(samples)} (data {rows[i]}, completion {samples[i].completion!r:.60}): "
              f"{_text(error)}" for i, error in bad.items()]
     if len(bad) > 1 and len(set(map(id, bad.values()))) == 1:
         lines = [f"all {len(samples)} samples together: {_text(bad[0])}"]

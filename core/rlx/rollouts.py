@@ -147,7 +147,7 @@ class RolloutSource:
             self._refuse_stale(g for _, g in flat)
         with phase("reward"):
             samples = [self._sample(prepared, places[i][1], g) for i, g in flat]
-            judged = self._rewards.score(samples, [prepared.row_index(places[i][1]) + 1 for i, _ in flat])
+            judged = self._rewards.score(samples, [prepared.place(places[i][1]) for i, _ in flat])
         if any(judged.spans) and not self._needs.token_rewards:
             raise RewardError("a reward gave rewards of steps (Score.spans), and this algorithm learns from whole "
                               "completions")

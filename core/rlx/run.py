@@ -55,7 +55,7 @@ def run(plan: Plan, view: View) -> Result:
         view = view if ranks.first else view.silent()
         folder, checkpoint = ranks.first_does(lambda: open_run(plan, view.note))
         with library_log(None), ranks.one_a_machine_first():
-            inputs = read_inputs(plan)
+            inputs = read_inputs(plan, view.progress)
         view.inputs(plan, inputs)
         saved = read_state(checkpoint) if checkpoint else {}
         if checkpoint:

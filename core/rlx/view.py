@@ -7,13 +7,14 @@ import io
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+T = TypeVar("T")
 COLUMNS: tuple[tuple[str, str, str], ...] = (
     ("reward", "reward/mean", ".3f"),
     ("length", "length/mean", ".1f"),
@@ -25,6 +26,8 @@ COLUMNS: tuple[tuple[str, str, str], ...] = (
 )
 """Title, metric and format; a column is shown when the run has its metric."""
 RECENT = 12
+MOMENT, EVERY = 2.0, 10.0
+"""Seconds until progress is shown, and between its lines where there is no terminal."""
 SHOWN_SAMPLES = 3
 
 
@@ -52,6 +55,23 @@ class View:
     def note(self, text: str) -> None:
         """One thing the user should know."""
         self._console.print(text, markup=False, style="dim")
+
+    def progress(self, batches: Iterable[T], what: str, rows: int | None = None) -> Iterator[T]:
+        """The batches; if they take longer than a moment, how far they are: one line that moves, else now and then."""
+        from rlx.data.cache import BATCH_ROWS
+
+        due, status = time.monotonic() + MOMENT, None
+        with contextlib.ExitStack() as stack:
+            for done, batch in enumerate(batches):
+                if time.monotonic() >= due:
+                    far = f"{what}: {done * BATCH_ROWS:,} {f'of {rows:,} ' if rows else ''}rows"
+                    if self._console.is_terminal:
+                        status = status or stack.enter_context(self._console.status(""))
+                        status.update(far.replace("[", "\\["))
+                    else:
+                        self.note(far)
+                        due += EVERY
+                yield batch
 
     def inputs(self, plan: Any, inputs: Any) -> None:
         """What the run starts from."""

@@ -110,12 +110,13 @@ def test_an_unusable_file_is_named(rows, file, said):
 
 
 @pytest.mark.parametrize(("content", "said"), [
-    (b'{"a": 1}\n\n"text"\n', "line 3 is a JSON str; each line must be an object"),
-    (b'{"a": 1}\n[1]\n', "line 2 is a JSON list"),
-    (b'{"a": 1}\nnull\n', "line 2 is a JSON NoneType"),
+    (b'{"a": 1}\n\n"text"\n', "line 3: row 2 is \"text\"; each row must be an object"),
+    (b'{"a": 1}\n[1]\n', "line 2: row 2 is [1]; each"),
+    (b'{"a": 1}\nnull\n', "line 2: row 2 is null; each"),
     (b'{"a": 1}\n{"a": "\xff"}\n', "line 2 is not UTF-8 text: 'utf-8' codec can't decode byte 0xff"),
     (b'{"a": ' + b"9" * 5000 + b"}\n", "line 1 is not valid JSON: Exceeds the limit"),
-    ('{"a": 1}'.encode("utf-16"), "line 1 is not UTF-8 text"),
+    ('{"a": 1}'.encode("utf-16")[:-1], "bad.jsonl' is not UTF-16 text: 'utf-16-le' codec can't decode"),
+    ('{"a": 1}'.encode("utf-16-le"), "line 1 is not valid JSON"),
 ])
 def test_a_bad_line_is_named_by_its_number(tmp_path, cache, content, said):
     (tmp_path / "bad.jsonl").write_bytes(content)

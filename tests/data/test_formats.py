@@ -50,11 +50,17 @@ def test_a_name_may_lie_about_compression_and_parquet(tmp_path, cache):
 
 
 @pytest.mark.parametrize(("name", "content", "said"), [
-    ("d.json", b'[{"a": 1}, 2]', "d.json', row 2 is a JSON int; the file should be a list of objects"),
-    ("d.json", b"3", "row 1 is a JSON int"),
-    ("d.json", b'[{"a": 1}', "d.json' is not valid JSON: Expecting ',' delimiter"),
-    ("d.json", b'[{"a": "\xff"}]', "d.json' is not valid JSON: 'utf-8' codec"),
+    ("d.json", b'[{"a": 1}, 2]', "d.json', line 1: row 2 is 2; each row must be an object such as {"),
+    ("d.json", b"3", "row 1 is 3; each row must"),
+    ("d.json", b'[{"a": 1}', "d.json' is not valid JSON: the list has no end; was the file cut off?"),
+    ("d.json", b'[{"a": "\xff"}]', "d.json', line 1 is not UTF-8 text: 'utf-8' codec"),
     ("d.json", b'{"a": 1}\n{"a"', "d.json', line 2 is not valid JSON"),
+    ("d.json", b'[{"a": 1},\n {"a":\n  2,\n  b: 3}]', "line 2 is not valid JSON: Expecting property name enclosed in "
+     "double quotes '{\"a\":\n  2,\n  →b: 3}]'"),
+    ("d.json", b'[{"a": 1}] {"a": 2}', "line 1: row 2 is {\"a\": 2}; each row must be an object such as {\"prompt\": "
+     "\"…\"}, and nothing may follow a list of them"),
+    ("d.jsonl", b'{"a": 1}\n{"a": "x\n{"a": 3}\n', "line 2 is not valid JSON: Invalid control character at "
+     "'{\"a\": \"x→\n{\"a\": 3}\n'"),
     ("d.jsonl", b'{"a": 1, "a": 2}', "line 1 is not valid JSON: the key 'a' stands twice in an object"),
     ("d.jsonl", b'{"a": ' + b"[" * 100_000, "line 1 is not valid JSON: "),
     ("d.csv", b"a,b\n1,2\n\n1,2,3\n", "d.csv', line 4 ends a row of 3 cells; the header has 2. Put text that holds"),

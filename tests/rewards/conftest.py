@@ -52,4 +52,4 @@ def panel():
 @pytest.fixture
 def score(panel, samples):
     """Scores the eight samples."""
-    return lambda *rewards, **settings: panel(*rewards, **settings).score(samples, range(11, 19))
+    return lambda *rewards, **settings: panel(*rewards, **settings).score(samples, [f"row {n}" for n in range(11, 19)])

@@ -124,7 +124,7 @@ def test_a_reward_that_ends_the_run_is_not_called_for_every_sample(panel, sample
         raise ConnectionError("judge is down")
 
     with pytest.raises(RewardError, match=r"sample 1 of 8 \(data row 11, .*ConnectionError: judge is down"):
-        panel(down).score(samples, range(11, 19))
+        panel(down).score(samples, [f"row {n}" for n in range(11, 19)])
     assert calls == [8, 1]
 
 

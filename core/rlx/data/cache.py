@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import pyarrow as pa
 
@@ -16,7 +15,20 @@ from rlx_sdk import DataError
 
 BATCH_ROWS = 1024
 T = TypeVar("T")
-Batches = tuple[pa.Schema, Iterator[pa.RecordBatch]]
+Batches = tuple[pa.Schema, Iterable[pa.RecordBatch]]
+
+
+class Progress(Protocol):
+    """Shows how far something is while its batches, of `BATCH_ROWS` rows each, pass."""
+
+    def __call__(self, batches: Iterable[T], what: str, rows: int | None = None) -> Iterable[T]:
+        """The same batches; ``rows`` is the number of all rows, if that is known."""
+        ...
+
+
+def unseen(batches: Iterable[T], what: str, rows: int | None = None) -> Iterable[T]:
+    """Shows nothing."""
+    return batches
 
 
 def cached_table(cached: Path, make: Callable[[], Batches]) -> pa.Table:
@@ -29,14 +41,15 @@ def cached_table(cached: Path, make: Callable[[], Batches]) -> pa.Table:
     """
     with contextlib.suppress(OSError, pa.ArrowInvalid):
         return _mapped(cached)
-    schema, batches = make()
     try:
         cached.parent.mkdir(parents=True, exist_ok=True)
         handle, aside = tempfile.mkstemp(dir=cached.parent)
         try:
-            with os.fdopen(handle, "wb") as stream, pa.ipc.new_file(stream, schema) as writer:
-                for batch in batches:
-                    writer.write_batch(batch)
+            with os.fdopen(handle, "wb") as stream:
+                schema, batches = make()
+                with pa.ipc.new_file(stream, schema) as writer:
+                    for batch in batches:
+                        writer.write_batch(batch)
             os.replace(aside, cached)
         except BaseException:
             os.unlink(aside)
@@ -49,14 +62,3 @@ def cached_table(cached: Path, make: Callable[[], Batches]) -> pa.Table:
 
 def _mapped(cached: Path) -> pa.Table:
     return pa.ipc.open_file(pa.memory_map(str(cached))).read_all()
-
-
-def with_progress(items: Iterable[T], what: str, total: int | None = None) -> Iterable[T]:
-    """The items, and on a terminal a bar while they pass."""
-    terminal = sys.__stderr__  # sys.stderr goes to a file while other libraries talk
-    if terminal is None or not terminal.isatty():
-        return items
-    from rich.console import Console
-    from rich.progress import track
-
-    return track(items, what, total, console=Console(file=terminal), transient=True)

@@ -7,16 +7,21 @@ whatever its name says.
 
 from __future__ import annotations
 
+import codecs
 import csv
 import gzip
+import io
 import itertools
 import json
+import re
+import shutil
 import sys
+import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -38,16 +43,14 @@ def file_kind(file: Path) -> str | None:
 
 
 @contextmanager
-def _bytes(file: Path) -> Iterator[IO[bytes] | gzip.GzipFile]:
+def _bytes(file: Path) -> Iterator[io.BufferedReader | gzip.GzipFile]:
     """The content, unpacked.
 
     Raises:
         DataError: it is damaged.
     """
     with file.open("rb") as stream:
-        packed = stream.read(2) == b"\x1f\x8b"
-        stream.seek(0)
-        if not packed:
+        if stream.peek(2)[:2] != b"\x1f\x8b":
             yield stream
             return
         try:
@@ -57,9 +60,38 @@ def _bytes(file: Path) -> Iterator[IO[bytes] | gzip.GzipFile]:
             raise DataError(f"data file '{file}' is damaged gzip data: {error}") from error
 
 
-def _from_parquet(file: Path) -> Batches:
-    with _bytes(file) as stream:  # parquet is read from its end: of a compressed file all is unpacked
-        content = pa.BufferReader(stream.read()) if isinstance(stream, gzip.GzipFile) else file
+@contextmanager
+def _text(file: Path) -> Iterator[io.TextIOWrapper]:
+    """The content as text: UTF-8, or UTF-16 that says so with a byte order mark, as Windows writes it.
+
+    Raises:
+        DataError: it is neither.
+    """
+    with _bytes(file) as stream:
+        wide = stream.peek(2)[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+        try:
+            with io.TextIOWrapper(stream, "utf-16" if wide else "utf-8-sig", newline="") as text:
+                yield text
+        except UnicodeError as error:
+            what = " is not UTF-16" if wide else f", line {_undecodable(file)} is not UTF-8"
+            raise DataError(f"data file '{file}'{what} text: {error}. Save it as UTF-8 (in Excel: 'CSV UTF-8')."
+                            ) from error
+
+
+def _undecodable(file: Path) -> int:
+    """The first line that is not UTF-8."""
+    with _bytes(file) as stream:
+        return next(number for number, raw in enumerate(stream, 1) if raw.decode(errors="ignore").encode() != raw)
+
+
+def _from_parquet(file: Path, aside: Path) -> Batches:
+    content: Any = file
+    with _bytes(file) as stream:
+        if isinstance(stream, gzip.GzipFile):  # parquet is read from its end
+            with tempfile.NamedTemporaryFile(dir=aside) as unpacked:
+                shutil.copyfileobj(stream, unpacked)
+                unpacked.flush()
+                content = pa.OSFile(unpacked.name)  # it outlives its name
     try:
         source = pq.ParquetFile(content)
     except (pa.ArrowException, OSError) as error:
@@ -93,81 +125,85 @@ def _plain(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-def _from_jsonl(file: Path) -> Batches:
-    return _TEXTS, _batches(_TEXTS, ((line,) for number, raw in _lines(file)
-                                     if (line := _text(file, number, raw).strip()) and _object(file, number, line)))
+def _from_json(file: Path, _: Path) -> Batches:
+    return _TEXTS, _batches(_TEXTS, ((text,) for text in _objects(file)))
 
 
-def _object(file: Path, number: int, line: str) -> bool:
-    try:
-        value = _JSON.decode(line)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"data file '{file}', line {number} is not valid JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise DataError(f"data file '{file}', line {number} is a JSON {type(value).__name__}; each line must be an "
-                        'object such as {"prompt": "…"}.')
-    return True
+def _objects(file: Path) -> Iterator[str]:
+    """The objects of a list, or those that follow one another, as they are written; at most a chunk is in memory.
+
+    Raises:
+        DataError: something is no JSON, or no object.
+    """
+    with _text(file) as stream:
+        text, at, line, row, ends = stream.read(_CHUNK), 0, 1, 1, ""
+        while True:
+            gap = _GAP.match(text, at)
+            line, at = line + gap[0].count("\n"), gap.end()  # type: ignore[index, union-attr]
+            if at == len(text):
+                text, at = stream.read(_CHUNK), 0
+                if text:
+                    continue
+                if ends == "]":
+                    raise DataError(f"data file '{file}' is not valid JSON: the list has no end; was the file cut off?")
+                return
+            if text[at] == ends or (row == 1 and not ends and text[at] == "["):
+                at, ends = at + 1, "over" if ends else "]"
+                continue
+            try:
+                value, end = _JSON.raw_decode(text, at)
+            except json.JSONDecodeError as error:
+                near = error.pos > len(text) - 16 or error.msg.startswith("Unterminated")  # more text may mend it
+                more = stream.read(max(_CHUNK, len(text) - at)) if near else ""
+                if not more:
+                    raise DataError(f"data file '{file}', line {line} is not valid JSON: {error.msg} "
+                                    f"'{text[max(at, error.pos - 20):error.pos]}→{text[error.pos:error.pos + 20]}'"
+                                    ) from error
+                text, at = text[at:] + more, 0
+                continue
+            except (ValueError, RecursionError) as error:
+                raise DataError(f"data file '{file}', line {line} is not valid JSON: {error}") from error
+            if not isinstance(value, dict) or ends == "over":
+                raise DataError(f"data file '{file}', line {line}: row {row} is {text[at:end]:.40}; each row must be "
+                                'an object such as {"prompt": "…"}, and nothing may follow a list of them.')
+            yield text[at:end]
+            line, at, row = line + text.count("\n", at, end), end, row + 1
 
 
-def _from_json(file: Path) -> Batches:
-    """A list of objects, read whole: its rows end nowhere in particular. What is no list is read as jsonl."""
-    with _bytes(file) as stream:
-        content = stream.read()
-    try:
-        value = _JSON.decode(content.decode("utf-8-sig"))
-    except (ValueError, RecursionError) as error:
-        if content.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"["):
-            raise DataError(f"data file '{file}' is not valid JSON: {error}") from error
-        return _from_jsonl(file)
-    rows = value if isinstance(value, list) else [value]
-    other = next(((i, row) for i, row in enumerate(rows, 1) if not isinstance(row, dict)), None)
-    if other is not None:
-        raise DataError(f"data file '{file}', row {other[0]} is a JSON {type(other[1]).__name__}; the file should be a "
-                        'list of objects such as [{"prompt": "…"}].')
-    return _TEXTS, _batches(_TEXTS, ((json.dumps(row),) for row in rows))
-
-
-def _from_csv(file: Path) -> Batches:
+def _from_csv(file: Path, _: Path) -> Batches:
     rows = _csv_rows(file)
     header = next(rows, None)
     if header is None:
         raise DataError(f"data file '{file}' has 0 rows and no header; there is nothing to train on.")
-    _named_once(file, header)
-    schema = pa.schema([(name, pa.large_string()) for name in header])
-    return schema, _batches(schema, rows)
+    named = [bool(name) for name in header]  # pandas writes its index under no name, Excel empty columns
+    names = list(itertools.compress(header, named))
+    _named_once(file, names)
+    schema = pa.schema([(name, pa.large_string()) for name in names])
+    return schema, _batches(schema, (list(itertools.compress(cells, named)) for cells in rows))
 
 
 def _csv_rows(file: Path) -> Iterator[list[str]]:
     """The header's cells and those of every row, all as many."""
-    lines = (_text(file, number, raw) for number, raw in _lines(file))
-    first = next(lines, "")
-    delimiter = max(",;\t", key=first.count)
-    reader = csv.reader(itertools.chain([first], lines), strict=True, delimiter=delimiter)
-    limit, width = csv.field_size_limit(sys.maxsize), 0
-    try:
-        for cells in reader:
-            width = width or len(cells)
-            if cells and len(cells) != width:
-                raise DataError(f"data file '{file}', line {reader.line_num} ends a row of {len(cells)} cells; the "
-                                f"header has {width}. Put text that holds a '{delimiter}' in double quotes.")
-            if cells:
-                yield cells
-    except csv.Error as error:
-        raise DataError(f"data file '{file}', line {reader.line_num} is not valid csv: {error}") from error
-    finally:
-        csv.field_size_limit(limit)
-
-
-def _lines(file: Path) -> Iterator[tuple[int, bytes]]:
-    with _bytes(file) as stream:
-        yield from enumerate(stream, 1)
-
-
-def _text(file: Path, number: int, raw: bytes) -> str:
-    try:
-        return raw.decode("utf-8-sig" if number == 1 else "utf-8")
-    except UnicodeDecodeError as error:
-        raise DataError(f"data file '{file}', line {number} is not UTF-8 text: {error}") from error
+    with _text(file) as lines:
+        first = next(lines, "")
+        told = re.fullmatch(r"sep=(.)\s*", first)  # Excel's own first line
+        delimiter = told[1] if told else max(",;\t", key=re.sub('"[^"]*"', "", first).count)
+        reader = csv.reader(lines if told else itertools.chain([first], lines), strict=True, delimiter=delimiter)
+        limit, width = csv.field_size_limit(sys.maxsize), 0
+        try:
+            for cells in reader:
+                width = width or len(cells)
+                if cells and len(cells) != width:
+                    raise DataError(f"data file '{file}', line {reader.line_num + bool(told)} ends a row of "
+                                    f"{len(cells)} cells; the header has {width}. Put text that holds a "
+                                    f"'{delimiter}' in double quotes.")
+                if cells:
+                    yield cells
+        except csv.Error as error:
+            raise DataError(f"data file '{file}', line {reader.line_num + bool(told)} is not valid csv: {error}"
+                            ) from error
+        finally:
+            csv.field_size_limit(limit)
 
 
 def _named_once(file: Path, names: Sequence[str]) -> None:
@@ -192,5 +228,8 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 _JSON = json.JSONDecoder(object_pairs_hook=_once)
-CONVERTERS: dict[str, Callable[[Path], Batches]] = {
-    ".parquet": _from_parquet, ".jsonl": _from_jsonl, ".json": _from_json, ".csv": _from_csv}
+_GAP = re.compile(r"[ \t\r\n,]*")
+_CHUNK = 1 << 20
+CONVERTERS: dict[str, Callable[[Path, Path], Batches]] = {
+    ".parquet": _from_parquet, ".jsonl": _from_json, ".json": _from_json, ".csv": _from_csv}
+"""What makes rows of a file; the folder is for what must be put aside meanwhile."""

@@ -19,7 +19,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from rlx.data.cache import BATCH_ROWS, cached_table
+from rlx.data.cache import BATCH_ROWS, Batches, Progress, cached_table, unseen
 from rlx.data.convert import CONVERTERS, LINE_COLUMN, file_kind
 from rlx.text import did_you_mean, listing
 from rlx_sdk import DataError
@@ -89,20 +89,23 @@ class Rows:
     def place(self, index: int) -> str:
         """The row's number as people count, and its file if there are several."""
         file, row = self._find(index)
-        return f"row {row + 1:,}" if len(self.files) == 1 else f"{Path(file.name).name}, row {row + 1:,}"
+        names = [Path(other.name).name for other in self.files]
+        name = Path(file.name).name if names.count(Path(file.name).name) == 1 else file.name
+        return f"row {row + 1:,}" if len(names) == 1 else f"{name}, row {row + 1:,}"
 
     def _find(self, index: int) -> tuple[_File, int]:
         number = bisect_right(self.ends, index)
         return self.files[number], index - (self.ends[number - 1] if number else 0)
 
 
-def open_rows(paths: Paths, cache_dir: Path) -> Rows:
+def open_rows(paths: Paths, cache_dir: Path, progress: Progress = unseen) -> Rows:
     """Open data.
 
     Args:
         paths: a parquet, jsonl, json or csv file (also ``.gz``), a folder of them, a pattern such as ``part-*.jsonl``,
             ``hf:NAME`` (``hf:NAME@SPLIT``) or a folder saved by the datasets package; several; or each with a weight.
         cache_dir: for converted files.
+        progress: of their conversion.
 
     Raises:
         DataError: no such file, an unknown kind, no rows, or something in a file that cannot be read (with its line).
@@ -110,7 +113,7 @@ def open_rows(paths: Paths, cache_dir: Path) -> Rows:
     named = [paths] if isinstance(paths, str) else list(paths)
     if not named:
         raise DataError("data.path is an empty list; name at least one file")
-    parts = [_open(path, cache_dir) for path in named]
+    parts = [_open(path, cache_dir, progress) for path in named]
     files = tuple(file for part in parts for file in part)
     if not any(file.table.num_rows for file in files):
         raise DataError(f"data {'file' if len(files) == 1 else 'path'} '{listing(named)}' has 0 rows; there is nothing "
@@ -123,22 +126,31 @@ def open_rows(paths: Paths, cache_dir: Path) -> Rows:
     return Rows(listing(named), whole, columns, files, sources)
 
 
-def _open(path: str, cache_dir: Path) -> list[_File]:
+def _open(path: str, cache_dir: Path, progress: Progress) -> list[_File]:
     """The files that one path means."""
     folder = Path(path).expanduser()
     if path.startswith(HUB) or any((folder / name).is_file() for name in _SAVED):
-        return [_open_dataset(path, cache_dir)]
-    return [_open_file(str(file) if str(file) != str(folder) else path, file, cache_dir) for file in _find(path)]
+        return [_open_dataset(path, cache_dir, progress)]
+    try:
+        return [_open_file(str(file) if str(file) != str(folder) else path, file, cache_dir, progress)
+                for file in _find(path)]
+    except OSError as error:
+        raise DataError(f"data '{path}' cannot be read: {error}") from error
 
 
-def _open_file(name: str, file: Path, cache_dir: Path) -> _File:
+def _open_file(name: str, file: Path, cache_dir: Path, progress: Progress) -> _File:
     kind = file_kind(file)
     if kind is None:
         raise DataError(f"data file '{name}': rlx reads {listing(CONVERTERS)} files, also with .gz, not "
                         f"'{''.join(file.suffixes[-2:])}'.")
     with file.open("rb") as stream:
         fingerprint = hashlib.file_digest(stream, "sha256").hexdigest()
-    table = cached_table(cache_dir / f"rows-{fingerprint[:32]}{kind}.arrow", lambda: CONVERTERS[kind](file))
+
+    def convert() -> Batches:
+        schema, batches = CONVERTERS[kind](file, cache_dir)
+        return schema, progress(batches, f"reading {name}")
+
+    table = cached_table(cache_dir / f"rows-{fingerprint[:32]}{kind}.arrow", convert)
     columns = tuple(table.column_names)
     if columns == (LINE_COLUMN,):
         first = table.column(0).slice(0, _LOOKED_AT).to_pylist()
@@ -146,7 +158,7 @@ def _open_file(name: str, file: Path, cache_dir: Path) -> _File:
     return _File(name, fingerprint, columns, table)
 
 
-def _open_dataset(path: str, cache_dir: Path) -> _File:
+def _open_dataset(path: str, cache_dir: Path, progress: Progress) -> _File:
     """A data set of the hub, or a folder that ``Dataset.save_to_disk`` wrote."""
     name, _, split = path.removeprefix(HUB).partition("@")
     if importlib.util.find_spec("datasets") is None:
@@ -161,8 +173,9 @@ def _open_dataset(path: str, cache_dir: Path) -> _File:
         raise DataError(f"data '{path}' cannot be had through datasets: {type(error).__name__}: {error}") from error
     fingerprint = hashlib.sha256(f"{name} {split} {len(found)} {found._fingerprint}".encode()).hexdigest()
     schema = found.with_format("arrow")[:0].schema.remove_metadata()
+    parts = progress(found.with_format("arrow").iter(BATCH_ROWS), f"reading {path}", len(found))
     table = cached_table(cache_dir / f"rows-{fingerprint[:32]}.arrow", lambda: (schema, (
-        batch for part in found.with_format("arrow").iter(BATCH_ROWS) for batch in part.cast(schema).to_batches())))
+        batch for part in parts for batch in part.cast(schema).to_batches())))
     return _File(path, fingerprint, tuple(table.column_names), table)
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+from array import array
 from collections.abc import Mapping
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from pydantic import ValidationError
 
+from rlx.data.cache import Progress, unseen
 from rlx.data.files import open_rows
 from rlx.data.layouts import KINDS, missing_columns, understood
 from rlx.data.limits import Limits
@@ -27,7 +28,8 @@ MARKS = "⟦⟧"
 """Around what is trained."""
 
 
-def look_at(data: Mapping[str, Any], model: str, kind: str | None, number: int) -> dict[str, Any]:
+def look_at(data: Mapping[str, Any], model: str, kind: str | None, number: int,
+            progress: Progress = unseen) -> dict[str, Any]:
     """Read every row, as a training would, and report instead of refusing.
 
     Args:
@@ -35,6 +37,7 @@ def look_at(data: Mapping[str, Any], model: str, kind: str | None, number: int) 
         model: whose tokenizer and chat template are used.
         kind: of data; by default the most that the columns suffice for.
         number: of the row to show, from 1; if it cannot be used, the next one.
+        progress: of reading.
 
     Raises:
         SpecError: a setting is wrong.
@@ -43,14 +46,15 @@ def look_at(data: Mapping[str, Any], model: str, kind: str | None, number: int) 
     spec = _spec(data)
     if kind not in (None, *KINDS):
         raise SpecError([f"--kind {kind}: it is one of {', '.join(KINDS)}"])
-    rows, tokenizer = open_rows(spec.path, Path(spec.cache).expanduser()), load_tokenizer(model)
+    rows, tokenizer = open_rows(spec.path, Path(spec.cache).expanduser(), progress), load_tokenizer(model)
     theirs = {v: k for k, v in spec.columns.items()}
     columns = named_by_us(rows.columns, theirs)
     fits = [k for k in KINDS if missing_columns(columns, k) is None]
     chosen: DataKind = kind or next(iter(fits), "rollouts")  # type: ignore[assignment]
     if chosen not in fits:
         raise DataError(f"data file '{rows.file}' {missing_columns(columns, chosen)}")
-    scan = Scan(rows, chosen, tokenizer, Limits(spec.max_prompt, spec.max_length, spec.overlong), theirs)
+    scan = Scan(rows, chosen, tokenizer, Limits(spec.max_prompt, spec.max_length, spec.overlong), theirs,
+                progress)
     found = _Findings(scan, tokenizer, number - 1)
     problems = [*_counted("cannot be used", scan.problems), *_counted("too long", scan.overlong),
                 *(f"data.columns names {name}, which no row has" for name in sorted(scan.unseen)),
@@ -58,8 +62,7 @@ def look_at(data: Mapping[str, Any], model: str, kind: str | None, number: int) 
     return {"data": rows.file, "files": len(rows.files), "rows": len(rows), "usable": found.usable,
             "columns": list(rows.columns), "kind": chosen, "could be": fits,
             "understood": understood(columns, chosen), **found.shown, "lengths": found.percentiles(),
-            "duplicates": {"prompts": found.usable - len(found.prompts), "rows": found.usable - len(found.whole)},
-            "problems": problems}
+            "duplicates": found.duplicates(), "problems": problems}
 
 
 def _spec(data: Mapping[str, Any]) -> DataSpec:
@@ -77,10 +80,10 @@ class _Findings:
     """Everything that one pass over the rows gives."""
 
     def __init__(self, scan: Scan, tokenizer: Tokenizer, wanted: int) -> None:
-        self.usable, self.prompts, self.whole = 0, set[bytes](), set[bytes]()
+        self.usable, self._hashes = 0, {part: array("q") for part in ("prompts", "rows")}
         self.shown: dict[str, Any] = {}
         self.notices: dict[Any, list[int]] = {}
-        self._lengths: dict[str, list[int]] = {part: [] for part in ("prompt", *scan.answers)}
+        self._lengths = {part: array("i") for part in ("prompt", *scan.answers)}
         for batch in scan.batches():
             noticed_in(batch, self.notices)
             for row in batch.to_pylist():
@@ -91,11 +94,15 @@ class _Findings:
 
     def _count(self, row: dict[str, Any]) -> None:
         self.usable += 1
-        parts = [np.asarray(row[part], np.int32).tobytes() for part in self._lengths]
-        self.prompts.add(blake2b(parts[0], digest_size=16).digest())
-        self.whole.add(blake2b(b"|".join(parts), digest_size=16).digest())
+        parts = [tuple(row[part]) for part in self._lengths]
+        self._hashes["prompts"].append(hash(parts[0]))
+        self._hashes["rows"].append(hash(tuple(parts)))
         for part, lengths in self._lengths.items():
             lengths.append(len(row[part]))
+
+    def duplicates(self) -> dict[str, int]:
+        """Prompts, and whole rows, that were there before."""
+        return {what: self.usable - len(np.unique(hashes)) for what, hashes in self._hashes.items()}
 
     def percentiles(self) -> dict[str, dict[str, int]]:
         """Tokens of each part at some percentiles, the last being the longest."""

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rlx.data.cache import BATCH_ROWS, cached_table, with_progress
+from rlx.data.cache import BATCH_ROWS, Progress, cached_table, unseen
 from rlx.data.files import Rows
 from rlx.data.layouts import Example, missing_columns, read_example
 from rlx.data.limits import Limits, cut_to_fit
@@ -78,6 +78,10 @@ class Prepared:
         """The row's place in the file, from 0."""
         return int(self.table.column("row")[index].as_py())
 
+    def place(self, index: int) -> str:
+        """The row's file, of several, and number there, for messages."""
+        return self.rows.place(self.row_index(index))
+
     def example(self, index: int) -> Example:
         """The row as text, read again from the file."""
         return read_example(renamed(self.rows[self.row_index(index)], self.columns), self.kind)
@@ -98,7 +102,7 @@ class Prepared:
 
 
 def prepare_rows(rows: Rows, kind: DataKind, tokenizer: Tokenizer, limits: Limits, columns: Mapping[str, str],
-                 cache_dir: Path) -> Prepared:
+                 cache_dir: Path, progress: Progress = unseen) -> Prepared:
     """Read, render and measure every row, once for a given file, tokenizer and limits.
 
     Raises:
@@ -110,7 +114,7 @@ def prepare_rows(rows: Rows, kind: DataKind, tokenizer: Tokenizer, limits: Limit
         raise DataError(f"data file '{rows.file}' {problem}")
     state = [FORMAT, rows.fingerprint, tokenizer.fingerprint, kind, asdict(limits), sorted(columns.items())]
     key = hashlib.sha256(json.dumps(state).encode()).hexdigest()[:32]
-    scan = Scan(rows, kind, tokenizer, limits, theirs)
+    scan = Scan(rows, kind, tokenizer, limits, theirs, progress)
     table = cached_table(cache_dir / f"tokens-{key}.arrow", lambda: (scan.schema, scan.checked()))
     if not table.num_rows:
         raise DataError(f"data file '{rows.file}': all {count(len(rows), 'row')} are over the limits and were dropped. "
@@ -183,8 +187,9 @@ class Scan:
     """One pass over the rows; problems are collected, so that the message can name several."""
 
     def __init__(self, rows: Rows, kind: DataKind, tokenizer: Tokenizer, limits: Limits,
-                 columns: Mapping[str, str]) -> None:
+                 columns: Mapping[str, str], progress: Progress = unseen) -> None:
         """Look at nothing yet."""
+        self._progress = progress
         self.rows, self.kind, self.tokenizer, self.limits, self.columns = rows, kind, tokenizer, limits, columns
         self.answers = _ANSWERS[kind]
         self.schema = pa.schema([("row", pa.int64()), ("prompt", _IDS), *((a, _IDS) for a in self.answers),
@@ -196,7 +201,7 @@ class Scan:
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Record batches of usable rows."""
         starts = range(0, len(self.rows), BATCH_ROWS)
-        for start in with_progress(starts, f"preparing {self.rows.file}", len(starts)):
+        for start in self._progress(starts, f"preparing {self.rows.file}", len(self.rows)):
             read = [one for i in range(start, min(start + BATCH_ROWS, len(self.rows))) if (one := self._read(i))]
             encoded = self.tokenizer.encode_many([example for _, example in read])
             found = [row for one, ids in zip(read, encoded, strict=True) if (row := self._row(*one, ids))]
@@ -220,19 +225,23 @@ class Scan:
         try:
             return index, read_example(renamed(row, self.columns), self.kind)
         except RowProblem as problem:
-            self.problems.append(f"{self.rows.place(index)}: {problem}")
+            self._say(self.problems, index, problem)
             return None
+
+    def _say(self, found: list[str], index: int, problem: object) -> None:
+        """The first ones are said, all are counted."""
+        found.append(f"{self.rows.place(index)}: {problem}" if len(found) < _SHOWN else "")
 
     def _row(self, index: int, example: Example, encoded: Encoded | RowProblem) -> dict[str, Any] | None:
         if isinstance(encoded, RowProblem):
-            self.problems.append(f"{self.rows.place(index)}: {encoded}")
+            self._say(self.problems, index, encoded)
             return None
         too_long, fitted = self.limits.broken_by(encoded), encoded
         if too_long:
             cut = self.limits.overlong in ("truncate_left", "truncate_right")
             found = cut_to_fit(example, encoded, self.tokenizer, self.limits) if cut else None
             if found is None:
-                self.overlong.append(f"{self.rows.place(index)}: {too_long}")
+                self._say(self.overlong, index, too_long)
                 return None
             fitted = found
         return {"row": index, "prompt": fitted.prompt, **dict(zip(self.answers, fitted.answers, strict=True)),
