@@ -62,7 +62,7 @@ class ModelSpec(Section):
 class DataSpec(Section):
     """The training data."""
 
-    path: str | list[str] | dict[str, Annotated[float, Field(gt=0)]]
+    path: str | list[str] | dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]]
     """A parquet, jsonl, json or csv file, a folder or pattern of them, or hf:NAME through the datasets package; a list
     of these; or each with its weight in a pass over the data."""
     columns: dict[str, str] = {}

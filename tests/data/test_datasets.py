@@ -23,6 +23,12 @@ def test_a_split_is_named_after_an_at_sign(tmp_path):
     assert len(open_rows(f"hf:{tmp_path / 'saved'}@test", tmp_path / "cache")) == 2
 
 
+def test_a_split_that_is_not_there_brings_those_that_are(tmp_path):
+    datasets.DatasetDict({"train": datasets.Dataset.from_list(ROWS)}).save_to_disk(tmp_path / "saved")
+    with pytest.raises(DataError, match=r"has no split 'test'; it has train\. Name one, e\.g\. hf:.*saved@train\."):
+        open_rows(f"hf:{tmp_path / 'saved'}@test", tmp_path / "cache")
+
+
 def test_a_folder_that_is_no_dataset_is_named(tmp_path):
     with pytest.raises(DataError, match=r"data 'hf:.*' cannot be had through datasets: "):
         open_rows(f"hf:{tmp_path}", tmp_path / "cache")

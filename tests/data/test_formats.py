@@ -3,6 +3,8 @@
 import gzip
 import json
 import shutil
+import tracemalloc
+from pathlib import Path
 
 import datasets
 import pandas as pd
@@ -10,9 +12,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rlx.data import Limits, open_rows, prepare_rows
+from rlx.data import Limits, convert, describe, open_rows, prepare_rows
 from rlx_sdk import DataError
 
+CASES = Path(__file__).parents[1] / "cases/data"
 ROWS = [{"prompt": "a, \"b\"\nc", "n": "007"}, {"prompt": "é, ü", "n": ""}, {"prompt": "last", "n": "null"}]
 LINES = "".join(json.dumps(row) + "\n" for row in ROWS)
 
@@ -56,11 +59,11 @@ def test_a_name_may_lie_about_compression_and_parquet(tmp_path, cache):
     ("d.json", b'[{"a": "\xff"}]', "d.json', line 1 is not UTF-8 text: 'utf-8' codec"),
     ("d.json", b'{"a": 1}\n{"a"', "d.json', line 2 is not valid JSON"),
     ("d.json", b'[{"a": 1},\n {"a":\n  2,\n  b: 3}]', "line 2 is not valid JSON: Expecting property name enclosed in "
-     "double quotes '{\"a\":\n  2,\n  →b: 3}]'"),
+     "double quotes '{\"a\":\\n  2,\\n  →b: 3}]'"),
     ("d.json", b'[{"a": 1}] {"a": 2}', "line 1: row 2 is {\"a\": 2}; each row must be an object such as {\"prompt\": "
      "\"…\"}, and nothing may follow a list of them"),
     ("d.jsonl", b'{"a": 1}\n{"a": "x\n{"a": 3}\n', "line 2 is not valid JSON: Invalid control character at "
-     "'{\"a\": \"x→\n{\"a\": 3}\n'"),
+     "'{\"a\": \"x→\\n{\"a\": 3}\\n'"),
     ("d.jsonl", b'{"a": 1, "a": 2}', "line 1 is not valid JSON: the key 'a' stands twice in an object"),
     ("d.jsonl", b'{"a": ' + b"[" * 100_000, "line 1 is not valid JSON: "),
     ("d.csv", b"a,b\n1,2\n\n1,2,3\n", "d.csv', line 4 ends a row of 3 cells; the header has 2. Put text that holds"),
@@ -69,6 +72,7 @@ def test_a_name_may_lie_about_compression_and_parquet(tmp_path, cache):
     ("d.csv", b'a,b\n"1,2\n', "d.csv', line 2 is not valid csv: unexpected end of data"),
     ("d.csv", b"a\n\xff\n", "d.csv', line 2 is not UTF-8 text"),
     ("d.csv", b"", "d.csv' has 0 rows"),
+    ("d.csv", b"PK\x03\x04\x14", "d.csv' is a zip archive or an Excel workbook; unpack it, or save it as csv."),
     ("d.jsonl.gz", gzip.compress(b'{"a": 1}\n' * 99)[:-9], "d.jsonl.gz' is damaged gzip data"),
     ("d.parquet.gz", gzip.compress(b"PAR1 no"), "d.parquet.gz' is not a readable parquet file"),
 ])
@@ -78,6 +82,80 @@ def test_what_is_wrong_is_said_with_its_place(tmp_path, cache, name, content, sa
         open_rows(str(tmp_path / name), cache)
     assert said in str(error.value)
     assert not list(cache.glob("*"))
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3, 7, 20, 40])
+@pytest.mark.parametrize("indent", [None, 1])
+def test_objects_are_whole_wherever_a_chunk_ends(tmp_path, cache, monkeypatch, chunk, indent):
+    monkeypatch.setattr(convert, "_CHUNK", chunk)
+    rows = [*ROWS, {"prompt": "]}, \\ \"[", "n": {"deep": [1.5e300, -2, None, True, {}, "😀 ü"]}}, {}]
+    for name, content in (("d.json", json.dumps(rows, indent=indent)),
+                          ("d.jsonl", ",\n".join(json.dumps(row, indent=indent, ensure_ascii=False) for row in rows))):
+        (tmp_path / name).write_text(content, encoding="utf-8")
+        found = open_rows(str(tmp_path / name), cache / name)
+        assert [found[i] for i in range(len(found))] == rows
+
+
+def test_a_long_list_is_never_whole_in_memory(tmp_path, cache):
+    row = json.dumps({"prompt": "x" * 1000})
+    (tmp_path / "d.json").write_text(f"[{', '.join([row] * 20_000)}]")
+    open_rows(str(CASES / "base_sft.jsonl"), cache)  # what is imported on first use
+    tracemalloc.start()
+    try:
+        assert len(open_rows(str(tmp_path / "d.json"), cache)) == 20_000
+        assert tracemalloc.get_traced_memory()[1] < 10_000_000
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("kind", [".parquet", ".parquet.gz"])
+def test_a_long_parquet_file_is_never_whole_in_memory(tmp_path, kind):
+    texts = [f"{i} " * 200 for i in range(30_000)]
+    pq.write_table(pa.table({"prompt": texts}), tmp_path / "d.parquet", use_dictionary=False)
+    file = tmp_path / f"d{kind}"
+    if kind.endswith(".gz"):
+        file.write_bytes(gzip.compress((tmp_path / "d.parquet").read_bytes(), 1))
+    before = pa.total_allocated_bytes()
+    _, batches = convert.CONVERTERS[".parquet"](file, tmp_path)
+    held = [pa.total_allocated_bytes() - before for _ in batches]
+    assert len(held) == 30
+    assert max(held) < 12_000_000 < sum(map(len, texts)) / 3
+    assert sorted(f.name for f in tmp_path.iterdir()) == sorted({"d.parquet", file.name})
+
+
+@pytest.mark.parametrize(("content", "encoding"), [
+    ("prompt;n\r\na, b;007\r\n", "utf-8-sig"), ("sep=;\r\nprompt;n\r\na, b;007\r\n", "utf-8"),
+    ("prompt\tn\r\na, b\t007\r\n", "utf-16"), ('prompt;n;;\n"a, b";007;;\n', "utf-8"),
+    (',prompt,n\n0,"a, b",007\n', "utf-8"),
+])
+def test_csv_as_excel_and_pandas_write_it(tmp_path, cache, content, encoding):
+    (tmp_path / "d.csv").write_bytes(content.encode(encoding))
+    rows = open_rows(str(tmp_path / "d.csv"), cache)
+    assert [rows[i] for i in range(len(rows))] == [{"prompt": "a, b", "n": "007"}]
+
+
+def test_a_delimiter_inside_of_a_quoted_name_is_none(tmp_path, cache):
+    (tmp_path / "d.csv").write_text('"prompt, or, not";n\na;1\n')
+    assert open_rows(str(tmp_path / "d.csv"), cache)[0] == {"prompt, or, not": "a", "n": "1"}
+
+
+def test_utf_16_with_its_mark_is_read(tmp_path, cache):
+    (tmp_path / "d.jsonl").write_bytes('{"prompt": "é"}\r\n{"prompt": "ü"}\r\n'.encode("utf-16"))
+    rows = open_rows(str(tmp_path / "d.jsonl"), cache)
+    assert [rows[i] for i in range(len(rows))] == [{"prompt": "é"}, {"prompt": "ü"}]
+
+
+def test_what_the_system_does_not_let_read_is_named(cache):
+    with pytest.raises(DataError, match=r"data '/proc/self/mem' cannot be read: "):
+        open_rows("/proc/self/mem", cache)
+
+
+def test_files_of_one_name_are_told_apart(tmp_path, cache, tokenizer):
+    for folder, row in (("a", '{"prompt": "p"}'), ("b", '{"prompt": 1}')):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "d.jsonl").write_text(row)
+    with pytest.raises(DataError, match=r"/b/d\.jsonl, row 1: column 'prompt' should be text and is int 1"):
+        prepare_rows(open_rows(str(tmp_path), cache), "rollouts", tokenizer(), Limits(), {}, cache)
 
 
 def test_an_empty_list_is_no_data(tmp_path, cache):
@@ -145,6 +223,16 @@ def test_a_saved_dataset_is_known_by_its_folder(tmp_path, cache):
     datasets.Dataset.from_list(ROWS).save_to_disk(tmp_path / "saved")
     rows = open_rows(str(tmp_path / "saved"), cache)
     assert [rows[i] for i in range(3)] == ROWS
+
+
+def test_dropped_and_noticed_rows_of_several_files_are_named_with_their_file(tmp_path, cache, tokenizer):
+    (tmp_path / "a.jsonl").write_text('{"prompt": "p"}\n{"prompt": "too long"}\n')
+    (tmp_path / "b.jsonl").write_text('{"prompt": "q"}\n{"prompt": "far too long"}\n{"prompt": "[INST]"}\n')
+    limits = Limits(6, overlong="drop")
+    found = prepare_rows(open_rows(str(tmp_path), cache), "rollouts", tokenizer(), limits, {}, cache)
+    assert "2 rows dropped as too long (a.jsonl, row 2, b.jsonl, row 2)" in describe(found)
+    assert "plain text to this tokenizer (b.jsonl, row 3)" in describe(found)
+    assert [found.place(i) for i in range(len(found))] == ["a.jsonl, row 1", "b.jsonl, row 1", "b.jsonl, row 3"]
 
 
 def test_sources_by_weight(tmp_path, cache, tokenizer):

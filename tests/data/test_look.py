@@ -1,11 +1,14 @@
 """``rlx data``: what a file is, how it was understood, and what is wrong with it."""
 
+import io
 import json
+import math
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from rlx import view
 from rlx.cli import app
 from rlx.data.look import lines, look_at
 from rlx_sdk import DataError, SpecError
@@ -54,10 +57,55 @@ def test_problems_are_listed_not_raised(look, file, data, problem):
     ("base_prompts.jsonl", "pairs", {}, DataError, "chosen and rejected"),
     ("base_prompts.jsonl", "paris", {}, SpecError, "--kind paris: it is one of pairs, labelled, "),
     ("base_prompts.jsonl", None, {"max_promt": 1}, SpecError, "Did you mean 'max_prompt'?"),
+    ("base_prompts.jsonl", None, {"path": {str(DATA / "base_prompts.jsonl"): math.inf}}, SpecError, "finite number"),
 ])
 def test_what_cannot_be_looked_at_is_refused(look, file, kind, data, error, said):
     with pytest.raises(error, match=said.replace("?", r"\?")):
         look(file, kind, **data)
+
+
+def test_a_row_that_is_not_there_is_refused(look):
+    with pytest.raises(SpecError, match=r"--row 9: '.*base_prompts\.jsonl' has 8 rows"):
+        look("base_prompts.jsonl", row=9)
+
+
+def test_what_rewards_also_see(look, tmp_path):
+    (tmp_path / "d.jsonl").write_text(json.dumps({"prompt": "p", "scores": [1], "completion": "c", "system": "s"}))
+    understood = look(tmp_path / "d.jsonl", "rollouts")["understood"]
+    assert understood == "prompt makes the prompt; rewards also see scores, completion, system"
+
+
+def test_progress_is_shown_beside_the_report_and_not_to_programs(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(view, "MOMENT", 0)
+    monkeypatch.setattr(view, "EVERY", 0)
+    (tmp_path / "d.jsonl").write_text('{"prompt": "p"}\n' * 1500)
+    for flags, shown in ((["--json"], False), ([], True)):
+        (tmp_path / "d.jsonl").write_text(f'{{"prompt": "{shown}"}}\n' * 1500)
+        found = CliRunner().invoke(app, ["data", str(tmp_path / "d.jsonl"), *flags])
+        lines = [line for line in found.stderr.replace(str(tmp_path), "").splitlines() if "ing /" in line]
+        assert lines == ["reading /d.jsonl: 0 rows", "reading /d.jsonl: 1,024 rows",
+                         "preparing /d.jsonl: 0 of 1,500 rows", "preparing /d.jsonl: 1,024 of 1,500 rows"] * shown
+        assert "ing /" not in found.stdout.replace(str(tmp_path), "")
+
+
+def test_a_terminal_has_one_line_that_moves(monkeypatch):
+    monkeypatch.setattr(view, "MOMENT", 0)
+
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    screen = Terminal()
+    monkeypatch.setenv("TERM", "xterm")
+    assert list(view.View(screen).progress(range(3), "reading [x]", 9000)) == [0, 1, 2]
+    assert "reading [x]: 2,048 of 9,000 rows" in screen.getvalue()
+
+
+def test_what_takes_a_moment_only_is_not_shown():
+    screen = io.StringIO()
+    assert list(view.View(screen).progress(range(3), "reading")) == [0, 1, 2]
+    assert screen.getvalue() == ""
 
 
 def test_the_command(tmp_path, monkeypatch):

@@ -126,6 +126,8 @@ def test_held_out_rows_are_the_last_ones(prepare):
     assert held_out.example(2).row == everything.example(7).row
     with pytest.raises(DataError, match=r"data\.eval: 8 rows are to be held out of '.*', which has 8 usable rows"):
         everything.split(8)
+    with pytest.raises(DataError, match=r"-1 rows are to be held out"):
+        everything.split(-1)
 
 
 def test_a_file_is_described_in_one_line(prepare):

@@ -215,6 +215,14 @@ def test_thinking_that_the_template_strips_is_trained_as_written_and_said(model_
     assert opens.decode(opens.encode(row).answers[0], True) == "hm</think>Yo<|im_end|>"
 
 
+def test_reasoning_that_the_template_leaves_out_is_said(tokenizer, model_folder):
+    answer = {"role": "assistant", "content": "Yo", "reasoning_content": "hm"}
+    assert tokenizer().encode(Example(HI, (answer,))).notice == Notice.LOST
+    writes = made(model_folder, CHATML.replace("{{ m['content'] or '' }}", "{{ m.reasoning_content }}{{ m.content }}"))
+    found = writes.encode(Example(HI, (answer,)))
+    assert (found.notice, writes.decode(found.answers[0])) == (Notice(0), "hmYo")
+
+
 def test_thinking_of_earlier_turns_may_go(model_folder):
     found = made(model_folder, CHATML.replace("{{ m['content'] or '' }}", "{{ m['content'].split('</think>')[-1] }}"))
     prompt = [*HI, {"role": "assistant", "content": "<think>hm</think>Yo"}, *HI]

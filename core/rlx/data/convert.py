@@ -68,7 +68,9 @@ def _text(file: Path) -> Iterator[io.TextIOWrapper]:
         DataError: it is neither.
     """
     with _bytes(file) as stream:
-        wide = stream.peek(2)[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+        wide = (start := stream.peek(2)[:2]) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+        if start == b"PK":
+            raise DataError(f"data file '{file}' is a zip archive or an Excel workbook; unpack it, or save it as csv.")
         try:
             with io.TextIOWrapper(stream, "utf-16" if wide else "utf-8-sig", newline="") as text:
                 yield text
@@ -93,7 +95,7 @@ def _from_parquet(file: Path, aside: Path) -> Batches:
                 unpacked.flush()
                 content = pa.OSFile(unpacked.name)  # it outlives its name
     try:
-        source = pq.ParquetFile(content)
+        source = pq.ParquetFile(content, pre_buffer=False, buffer_size=_CHUNK)
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"data file '{file}' is not a readable parquet file: {error}") from error
     # pandas keeps a filtered frame's index as a column of this name; nobody wrote it.
@@ -153,11 +155,11 @@ def _objects(file: Path) -> Iterator[str]:
             try:
                 value, end = _JSON.raw_decode(text, at)
             except json.JSONDecodeError as error:
-                near = error.pos > len(text) - 16 or error.msg.startswith("Unterminated")  # more text may mend it
-                more = stream.read(max(_CHUNK, len(text) - at)) if near else ""
+                open_end = error.pos > len(text) - 16 or error.msg.startswith("Unterminated")
+                more = stream.read(max(_CHUNK, len(text) - at)) if open_end else ""
                 if not more:
-                    raise DataError(f"data file '{file}', line {line} is not valid JSON: {error.msg} "
-                                    f"'{text[max(at, error.pos - 20):error.pos]}→{text[error.pos:error.pos + 20]}'"
+                    near = f"{text[max(at, error.pos - 20):error.pos]}→{text[error.pos:error.pos + 20]}"
+                    raise DataError(f"data file '{file}', line {line} is not valid JSON: {error.msg} {near!r}"
                                     ) from error
                 text, at = text[at:] + more, 0
                 continue

@@ -168,9 +168,13 @@ def _open_dataset(path: str, cache_dir: Path, progress: Progress) -> _File:
 
     try:
         found = datasets.load_from_disk(name) if Path(name).is_dir() else datasets.load_dataset(name)
-        found = found[split or "train"] if isinstance(found, dict) else found
     except Exception as error:  # the hub's, the network's, a script's
         raise DataError(f"data '{path}' cannot be had through datasets: {type(error).__name__}: {error}") from error
+    if isinstance(found, dict):
+        if (split or "train") not in found:
+            raise DataError(f"data '{path}' has no split '{split or 'train'}'; it has {listing(found)}. Name one, e.g. "
+                            f"{HUB}{name}@{next(iter(found))}.")
+        found = found[split or "train"]
     fingerprint = hashlib.sha256(f"{name} {split} {len(found)} {found._fingerprint}".encode()).hexdigest()
     schema = found.with_format("arrow")[:0].schema.remove_metadata()
     parts = progress(found.with_format("arrow").iter(BATCH_ROWS), f"reading {path}", len(found))

@@ -23,6 +23,7 @@ _ANSWER_COLUMNS = {"prompt": "completion", "messages": "messages", "conversation
                    "instruction": "output", "text": "text"}
 """Columns that make a prompt, in the order they are looked for, and where a demonstration has its answer."""
 _CHATS = ("messages", "conversations")
+_BESIDE = ("instruction", "input", "system", "history")
 _ALIASES = {"question": "prompt", "query": "prompt", "answer": "completion", "response": "completion"}
 _WANTED = {
     "rollouts": "a prompt column (instruction, prompt, messages or conversations)",
@@ -89,7 +90,7 @@ def understood(columns: Sequence[str], kind: DataKind) -> str:
     roles += [f"{' and '.join(sides)} are the sides"] if kind == "pairs" else []
     if kind in ("demonstrations", "labelled"):
         roles.append(f"{answer} {'ends with' if answer == prompt else 'is'} the answer")
-    rest = [c for c in columns if c not in (prompt, *sides, answer) and not (prompt == "instruction" and c == "input")]
+    rest = [c for c in columns if c != prompt and not (prompt == "instruction" and c in _BESIDE)]
     return "; ".join([*roles, *([f"rewards also see {', '.join(rest)}"] if rest and kind == "rollouts" else [])])
 
 
@@ -108,8 +109,7 @@ def read_example(row: Mapping[str, Any], kind: DataKind) -> Example:
         answers = () if kind == "rollouts" else (last or _answer(row, _ANSWER_COLUMNS[layout], prompt),)
     if isinstance(prompt, str) and any(not isinstance(a, str) for a in answers):
         prompt = [{"role": "user", "content": prompt}]
-    made = {"instruction": ("instruction", "input", "system", "history")}.get(layout, (*used, "system")
-            if layout in _CHATS else used)
+    made = {"instruction": _BESIDE}.get(layout, (*used, "system") if layout in _CHATS else used)
     rest = {k: v for k, v in row.items() if k not in made and not (k == "tools" and isinstance(prompt, list))}
     return Example(prompt, answers, _with_truth(rest), _label(row) if kind == "labelled" else None,
                    _tools(row) if isinstance(prompt, list) else None)

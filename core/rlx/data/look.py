@@ -47,6 +47,8 @@ def look_at(data: Mapping[str, Any], model: str, kind: str | None, number: int,
     if kind not in (None, *KINDS):
         raise SpecError([f"--kind {kind}: it is one of {', '.join(KINDS)}"])
     rows, tokenizer = open_rows(spec.path, Path(spec.cache).expanduser(), progress), load_tokenizer(model)
+    if number > len(rows):
+        raise SpecError([f"--row {number:,}: '{rows.file}' has {count(len(rows), 'row')}"])
     theirs = {v: k for k, v in spec.columns.items()}
     columns = named_by_us(rows.columns, theirs)
     fits = [k for k in KINDS if missing_columns(columns, k) is None]

@@ -24,11 +24,12 @@ class RowProblem(Exception):
 
 
 def read_turns(value: Any, column: str) -> list[Message]:
-    """Messages of a column: OpenAI's ``role`` and ``content``, or ShareGPT's ``from`` and ``value``.
+    """Messages of a column, or in JSON text: OpenAI's ``role`` and ``content``, or ShareGPT's ``from`` and ``value``.
 
     Raises:
         RowProblem: it is no list of turns, or a turn has no text or an unknown role.
     """
+    value = from_json(value, column)
     if not isinstance(value, list) or not value:
         raise RowProblem(column, f"should be a list of messages and is {value!r:.60}")
     return [_turn(turn, column) for turn in value]

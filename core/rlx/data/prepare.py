@@ -92,7 +92,7 @@ class Prepared:
             raise DataError(f"data.eval: of sources with weights no rows can be held out; name a file instead of "
                             f"{held_out}.")
         cut = len(self) - held_out
-        if cut < 1:
+        if not 0 < cut < len(self):
             raise DataError(f"data.eval: {held_out} rows are to be held out of '{self.rows.file}', which has "
                             f"{count(len(self), 'usable row')}.")
         parts = (self.table.slice(0, cut), self.table.slice(cut))

@@ -123,9 +123,12 @@ class Tokenizer:
         prompt, tools = example.prompt, example.tools
         before = self._before(prompt, tools)
         texts = [self.answer_text(prompt, answer, tools, before) for answer in example.answers]
+        thoughts = [(_thought(answer), text) for answer, (text, _) in zip(example.answers, texts, strict=True)]
         notice = self._notice(prompt, before) if prompt else Notice(0)
         if any(rewritten for _, rewritten in texts):
             notice |= Notice.REWRITTEN
+        if any(thought not in text for thought, text in thoughts):
+            notice |= Notice.LOST
         if len(texts) == 2 and texts[0][0].strip() == texts[1][0].strip():
             notice |= Notice.EQUAL
         return _Written(before, tuple(text for text, _ in texts), notice)
@@ -229,6 +232,11 @@ def _caught(act: Callable[..., T], *args: Any) -> T | RowProblem:
         return act(*args)
     except RowProblem as problem:
         return problem
+
+
+def _thought(answer: Answer) -> str:
+    """Reasoning beside the text of an answer."""
+    return "" if isinstance(answer, str) else str(answer.get("reasoning_content") or "").strip()
 
 
 def _names(message: Message) -> list[str]:
