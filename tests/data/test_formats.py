@@ -111,7 +111,7 @@ def test_a_long_list_is_never_whole_in_memory(tmp_path, cache):
 @pytest.mark.parametrize("kind", [".parquet", ".parquet.gz"])
 def test_a_long_parquet_file_is_never_whole_in_memory(tmp_path, kind):
     texts = [f"{i} " * 200 for i in range(30_000)]
-    pq.write_table(pa.table({"prompt": texts}), tmp_path / "d.parquet", use_dictionary=False)
+    pq.write_table(pa.table({"prompt": texts}), tmp_path / "d.parquet", use_dictionary=False, compression="none")
     file = tmp_path / f"d{kind}"
     if kind.endswith(".gz"):
         file.write_bytes(gzip.compress((tmp_path / "d.parquet").read_bytes(), 1))
@@ -119,7 +119,7 @@ def test_a_long_parquet_file_is_never_whole_in_memory(tmp_path, kind):
     _, batches = convert.CONVERTERS[".parquet"](file, tmp_path)
     held = [pa.total_allocated_bytes() - before for _ in batches]
     assert len(held) == 30
-    assert max(held) < 12_000_000 < sum(map(len, texts)) / 3
+    assert max(held) < sum(map(len, texts)) / 3
     assert sorted(f.name for f in tmp_path.iterdir()) == sorted({"d.parquet", file.name})
 
 
