@@ -37,8 +37,14 @@ parquet, jsonl, json and csv, each also compressed with gzip. A path may be
 - several with weights: `data: {path: {a.jsonl: 3, b.parquet: 1}}`. A pass over the data then has three rows of the
   first for each of the second: every row at least once, and those of one source again until the shares are met.
 
-Files are converted once, in a stream, to memory-mapped Arrow files named by the content (`data.cache`). Only a json
-file that holds one list, and a gzipped parquet file, are read whole.
+Files are converted once, in a stream, to memory-mapped Arrow files named by the content (`data.cache`); memory does not
+grow with the file. What takes longer than a moment shows how far it is (`rlx data` and `rlx check`: on standard error).
+
+json and jsonl are read alike: one list of objects, or objects one after another, on one line or several, commas between
+them or not. Text is UTF-8, or UTF-16 with its byte order mark. A csv file may have `,`, `;` or tabs between its cells,
+and Excel's `sep=` line; columns without a name, such as the index that pandas writes, are passed over.
+
+Messages name the row in its file, and of several files the file.
 
 Values reach rewards as plain Python objects, as they were written: of jsonl and json `"2024-01-02"` stays text, `007`
 in quotes stays `"007"`, an absent key stays absent; parquet keeps its types; every cell of a csv file is text, an empty

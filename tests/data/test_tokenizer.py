@@ -78,8 +78,16 @@ def test_ids_need_not_survive_text(tokenizer):
     assert found.encode_prompt("hello") == [265]
 
 
-def test_of_named_templates_the_default_is_used(tokenizer):
-    assert tokenizer("T16_named_templates").encode_prompt(HI) == CHAT
+def test_of_named_templates_the_default_is_used_and_the_others_can_be(tokenizer, model_folder):
+    found = tokenizer("T16_named_templates")
+    assert found.encode_prompt(HI) == CHAT
+    [note] = found.notes
+    names = list(found.hf.chat_template)
+    assert len(names) > 1
+    assert f"are {', '.join(names)}: 'default' is used (model.chat_template names another)" in note
+    other = load_tokenizer(str(model_folder("T16_named_templates")), next(n for n in names if n != "default"))
+    assert other.hf.chat_template == found.hf.chat_template[next(n for n in names if n != "default")]
+    assert not any("'default' is used" in note for note in other.notes)
 
 
 def test_rendered_text_is_used_as_it_is(prepare):

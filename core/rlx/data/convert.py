@@ -2,7 +2,7 @@
 
 Parquet keeps its columns. Of jsonl and json each object is kept as its own text and parsed when a row is asked for: an
 absent key stays absent, a date stays text. Every cell of a csv file is text. A file may be compressed with gzip,
-whatever its name says.
+whatever its name says. No more than a part of a file is ever in memory.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ def load_tokenizer(path: str, chat_template: str | None = None, trust_remote_cod
 
     Args:
         path: model folder, hub name, or ``.gguf`` file.
-        chat_template: a Jinja template, or a file with one, instead of the model's own.
+        chat_template: a Jinja template, a file with one, or the name of one of the model's, instead of its default.
         trust_remote_code: allow code from the model folder.
     """
     from transformers import AutoTokenizer
@@ -33,9 +33,12 @@ def load_tokenizer(path: str, chat_template: str | None = None, trust_remote_cod
         hf = AutoTokenizer.from_pretrained(**pretrained_args(path), trust_remote_code=trust_remote_code)
     except Exception as error:
         raise ModelError(explain_load_failure(path, "tokenizer", error)) from error
-    notes = []
+    notes, named = [], hf.chat_template if isinstance(hf.chat_template, dict) else {}
     if chat_template is not None:
-        hf.chat_template = _template_text(chat_template)
+        hf.chat_template = named.get(chat_template) or _template_text(chat_template)
+    elif named:
+        notes.append(f"the chat templates of '{path}' are {', '.join(named)}: 'default' is used (model.chat_template "
+                     "names another)")
     elif not hf.chat_template:
         hf.chat_template = PLAIN_TEMPLATE
         notes.append(f"model '{path}' has no chat template: messages are written as plain 'User:' and 'Assistant:' "
