@@ -196,9 +196,8 @@ def _csv_rows(file: Path) -> Iterator[list[str]]:
             for cells in reader:
                 width = width or len(cells)
                 if cells and len(cells) != width:
-                    raise DataError(f"data file '{file}', line {reader.line_num + bool(told)} ends a row of "
-                                    f"{len(cells)} cells; the header has {width}. Put text that holds a "
-                                    f"'{delimiter}' in double quotes.")
+                    raise csv.Error(f"it ends a row of {len(cells)} cells, and the header has {width}. Put text that "
+                                    f"holds a '{delimiter}' in double quotes.")
                 if cells:
                     yield cells
         except csv.Error as error:
