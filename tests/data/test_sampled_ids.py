@@ -43,7 +43,7 @@ def collected(prepare, tokenizer):
     reward = FunctionReward(lambda samples: seen.extend(samples) or [1.0] * len(samples))
     panel = RewardPanel([Provider("seen", "'seen'", RewardSpec(name="seen"), reward)])
     cursor = Cursor(Order(len(prepared), 0), 2, Ranks())
-    source = RolloutSource(prepared, None, cursor, found, _Backend(), panel, Sampling(max_tokens=3), 2, 0,
+    source = RolloutSource(prepared, None, cursor, found, _Backend(), panel, Sampling(max_tokens=3), Sampling(), 2, 0,
                            Needs(data="rollouts", trains=frozenset({"policy"})), lambda group: True)
     source.sync(iter([]), 0)
     yield source.collect(lambda name: contextlib.nullcontext()), seen

@@ -20,7 +20,7 @@ CHAT = [259, *b"user\nHi", 260, *b"\n", 259, *b"assistant\n"]
 @pytest.mark.parametrize("name", ["T00_base", "T01_pad_is_eos", "T02_no_pad", "T10_no_generation_tags"])
 def test_the_answer_is_trained_up_to_its_stop_token_by_position(tokenizer, name):
     found = tokenizer(name)
-    prompt, answer = found.encode_prompt(HI), found.encode_answer(HI, "Yo")
+    prompt, answer = found.encode_prompt(HI), found.encode(Example(HI, ("Yo",))).answers[0]
     assert (prompt, answer) == (CHAT, [*b"Yo", 260])
     seqs = pad_sequences([prompt, prompt[:9]], [answer, answer], found.pad_token_id)
     assert seqs.mask[0].nonzero().flatten().tolist() == [21, 22, 23]
@@ -42,7 +42,7 @@ def test_without_a_chat_template_messages_are_plain_and_that_is_said(tokenizer):
     assert "T04_no_template' has no chat template: messages are written as plain 'User:' and 'Assistant:' lines" in note
     assert "model.chat_template sets another" in note
     assert found.encode_prompt(HI) == [257, *b"User: Hi\n\nAssistant:"]
-    assert found.encode_answer(HI, "Yo") == [*b" Yo", 260]
+    assert found.encode(Example(HI, ("Yo",))).answers[0] == [*b" Yo", 260]
     assert found.encode_prompt("Hi") == list(b"Hi")
 
 
@@ -68,8 +68,8 @@ def test_a_header_left_to_the_model_is_said(tokenizer):
 def test_every_stop_token_ends_an_answer(tokenizer):
     found = tokenizer("T11_two_eos")
     assert found.stop_token_ids == (258, 260)
-    assert found.encode_answer(HI, "Yo") == [*b"Yo", 260]
-    assert found.encode_answer("Hi", "Yo") == [*b"Yo", 258]
+    assert found.encode(Example(HI, ("Yo",))).answers[0] == [*b"Yo", 260]
+    assert found.encode(Example("Hi", ("Yo",))).answers[0] == [*b"Yo", 258]
 
 
 def test_ids_need_not_survive_text(tokenizer):
@@ -175,7 +175,7 @@ def test_the_cases_values(tokenizer, case):
     wanted = json.loads((CASES / f"expected/tok/{case}.json").read_text())
     [name] = [f.name for f in (CASES / "tok").iterdir() if f.name.startswith(case)]
     found = tokenizer(name)
-    prompt, answer = found.encode_prompt(HI), found.encode_answer(HI, "Yo")
+    prompt, answer = found.encode_prompt(HI), found.encode(Example(HI, ("Yo",))).answers[0]
     assert (prompt + answer)[:len(wanted.get("ids", ()))] == wanted.get("ids", [])[:len(prompt + answer)]
     places = list(range(len(prompt), len(prompt + answer)))
     assert places == wanted.get("positions_trained", wanted.get("positions", places))
@@ -191,22 +191,22 @@ def test_the_prompt_of_both_sides_and_of_generation_is_one(prepare, tokenizer):
 def test_a_closing_token_that_nobody_named_becomes_a_stop_token_and_is_said(model_folder):
     found = made(model_folder, CHATML.replace("<|im_end|>", "<|bos|>"))
     assert found.stop_token_ids == (260, 257)
-    assert found.encode_answer(HI, "Yo") == [*b"Yo", 257]
+    assert found.encode(Example(HI, ("Yo",))).answers[0] == [*b"Yo", 257]
     [note] = found.notes
     assert note.startswith("the chat template ends an answer with '<|bos|>', which neither tokenizer nor generation")
 
 
 def test_an_answer_that_the_template_does_not_close_is_said(model_folder):
     found = made(model_folder, "{% for m in messages %}[{{ m.content }}]{% endfor %}")
-    assert found.encode_answer(HI, "Yo") == [*b"[Yo]", 260]
+    assert found.encode(Example(HI, ("Yo",))).answers[0] == [*b"[Yo]", 260]
     assert "ends an answer without a stop token; '<|im_end|>' is put behind it" in found.notes[-1]
 
 
 def test_a_stop_token_before_the_end_is_refused_and_one_too_many_at_the_end_is_cut(tokenizer):
     found = tokenizer()
-    assert found.encode_answer(HI, "Yo<|im_end|>") == [*b"Yo", 260]
+    assert found.encode(Example(HI, ("Yo<|im_end|>",))).answers[0] == [*b"Yo", 260]
     with pytest.raises(RowProblem, match=r"column 'completion' holds the stop token '<\|im_end\|>' before its end"):
-        found.encode_answer(HI, "Yo<|im_end|>and more")
+        found.encode(Example(HI, ("Yo<|im_end|>and more",))).answers[0]
     with pytest.raises(RowProblem, match="column 'rejected' holds the stop token"):
         found.encode(Example(HI, ("Yo", "No<|im_end|>and more")))
 

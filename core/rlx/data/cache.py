@@ -7,7 +7,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
@@ -16,14 +16,8 @@ from rlx_sdk import DataError
 BATCH_ROWS = 1024
 T = TypeVar("T")
 Batches = tuple[pa.Schema, Iterable[pa.RecordBatch]]
-
-
-class Progress(Protocol):
-    """Shows how far something is while its batches, of `BATCH_ROWS` rows each, pass."""
-
-    def __call__(self, batches: Iterable[T], what: str, rows: int | None = None) -> Iterable[T]:
-        """The same batches; ``rows`` is the number of all rows, if that is known."""
-        ...
+Progress = Callable[[Iterable[Any], str, int | None], Iterable[Any]]
+"""Shows how far batches of `BATCH_ROWS` rows are while they pass: what is done, and how many rows in all, if known."""
 
 
 def unseen(batches: Iterable[T], what: str, rows: int | None = None) -> Iterable[T]:
@@ -31,7 +25,8 @@ def unseen(batches: Iterable[T], what: str, rows: int | None = None) -> Iterable
     return batches
 
 
-def cached_table(cached: Path, make: Callable[[], Batches]) -> pa.Table:
+def cached_table(cached: Path, make: Callable[[], Batches], progress: Progress = unseen, what: str = "",
+                 rows: int | None = None) -> pa.Table:
     """The memory-mapped Arrow file at ``cached``, made first if it is not there or was cut off.
 
     Written aside and renamed, so that a killed or a second process never leaves or reads half a file.
@@ -48,7 +43,7 @@ def cached_table(cached: Path, make: Callable[[], Batches]) -> pa.Table:
             with os.fdopen(handle, "wb") as stream:
                 schema, batches = make()
                 with pa.ipc.new_file(stream, schema) as writer:
-                    for batch in batches:
+                    for batch in progress(batches, what, rows):
                         writer.write_batch(batch)
             os.replace(aside, cached)
         except BaseException:

@@ -109,8 +109,7 @@ def _from_parquet(file: Path, aside: Path) -> Batches:
 def _parquet_batches(file: Path, source: pq.ParquetFile, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     try:
         for batch in source.iter_batches(BATCH_ROWS, columns=schema.names):
-            columns = [batch.column(field.name).cast(field.type) for field in schema]
-            yield pa.RecordBatch.from_arrays(columns, schema=schema)
+            yield pa.RecordBatch.from_arrays([batch.column(f.name).cast(f.type) for f in schema], schema=schema)
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"data file '{file}' is damaged: {error}") from error
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from rlx.data.cache import BATCH_ROWS, Batches, Progress, cached_table, unseen
+from rlx.data.cache import BATCH_ROWS, Progress, cached_table, unseen
 from rlx.data.convert import CONVERTERS, LINE_COLUMN, file_kind
 from rlx.text import did_you_mean, listing
 from rlx_sdk import DataError
@@ -132,8 +132,7 @@ def _open(path: str, cache_dir: Path, progress: Progress) -> list[_File]:
     if path.startswith(HUB) or any((folder / name).is_file() for name in _SAVED):
         return [_open_dataset(path, cache_dir, progress)]
     try:
-        return [_open_file(str(file) if str(file) != str(folder) else path, file, cache_dir, progress)
-                for file in _find(path)]
+        return [_open_file(path if file == folder else str(file), file, cache_dir, progress) for file in _find(path)]
     except OSError as error:
         raise DataError(f"data '{path}' cannot be read: {error}") from error
 
@@ -146,11 +145,8 @@ def _open_file(name: str, file: Path, cache_dir: Path, progress: Progress) -> _F
     with file.open("rb") as stream:
         fingerprint = hashlib.file_digest(stream, "sha256").hexdigest()
 
-    def convert() -> Batches:
-        schema, batches = CONVERTERS[kind](file, cache_dir)
-        return schema, progress(batches, f"reading {name}")
-
-    table = cached_table(cache_dir / f"rows-{fingerprint[:32]}{kind}.arrow", convert)
+    table = cached_table(cache_dir / f"rows-{fingerprint[:32]}{kind}.arrow", lambda: CONVERTERS[kind](file, cache_dir),
+                         progress, f"reading {name}")
     columns = tuple(table.column_names)
     if columns == (LINE_COLUMN,):
         first = table.column(0).slice(0, _LOOKED_AT).to_pylist()
@@ -177,9 +173,9 @@ def _open_dataset(path: str, cache_dir: Path, progress: Progress) -> _File:
         found = found[split or "train"]
     fingerprint = hashlib.sha256(f"{name} {split} {len(found)} {found._fingerprint}".encode()).hexdigest()
     schema = found.with_format("arrow")[:0].schema.remove_metadata()
-    parts = progress(found.with_format("arrow").iter(BATCH_ROWS), f"reading {path}", len(found))
     table = cached_table(cache_dir / f"rows-{fingerprint[:32]}.arrow", lambda: (schema, (
-        batch for part in parts for batch in part.cast(schema).to_batches())))
+        batch for part in found.with_format("arrow").iter(BATCH_ROWS) for batch in part.cast(schema).to_batches())),
+                         progress, f"reading {path}", len(found))
     return _File(path, fingerprint, tuple(table.column_names), table)
 
 

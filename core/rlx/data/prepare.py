@@ -95,10 +95,8 @@ class Prepared:
         if not 0 < cut < len(self):
             raise DataError(f"data.eval: {held_out} rows are to be held out of '{self.rows.file}', which has "
                             f"{count(len(self), 'usable row')}.")
-        parts = (self.table.slice(0, cut), self.table.slice(cut))
-        first, last = (replace(self, table=table, key=f"{self.key}[{name}{cut}]")
-                       for table, name in zip(parts, (":", "-"), strict=True))
-        return first, last
+        return (replace(self, table=self.table.slice(0, cut), key=f"{self.key}[:{cut}]"),
+                replace(self, table=self.table.slice(cut), key=f"{self.key}[-{cut}]"))
 
 
 def prepare_rows(rows: Rows, kind: DataKind, tokenizer: Tokenizer, limits: Limits, columns: Mapping[str, str],
@@ -255,8 +253,7 @@ class Scan:
 
 def describe(prepared: Prepared) -> str:
     """A line for the log: file, rows, columns, lengths, what was dropped; and one for each thing to be known."""
-    lengths = pc.min_max(pc.list_value_length(prepared.table.column("prompt"))).as_py()
-    rows = prepared.rows
+    rows, lengths = prepared.rows, pc.min_max(pc.list_value_length(prepared.table.column("prompt"))).as_py()
     line = (f"{rows.file}: {count(len(rows) - prepared.dropped, 'row')} ({listing(rows.columns)}), prompts of "
             f"{lengths['min']} to {lengths['max']} tokens")
     if prepared.dropped:

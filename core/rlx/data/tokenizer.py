@@ -88,11 +88,6 @@ class Tokenizer:
         """
         return self._prompt_ids(prompt, self._encode(self._before(prompt, tools)))
 
-    def encode_answer(self, prompt: Prompt, answer: Answer, tools: Sequence[Any] | None = None) -> list[int]:
-        """Ids of an answer as the model should write it after `encode_prompt`, up to and with its stop token."""
-        text, _ = self.answer_text(prompt, answer, tools)
-        return self._closed(text, self._encode(text))
-
     def encode(self, example: Example) -> Encoded:
         """Ids of a whole row; its answers follow the very same prompt ids.
 
@@ -123,11 +118,10 @@ class Tokenizer:
         prompt, tools = example.prompt, example.tools
         before = self._before(prompt, tools)
         texts = [self.answer_text(prompt, answer, tools, before) for answer in example.answers]
-        thoughts = [(_thought(answer), text) for answer, (text, _) in zip(example.answers, texts, strict=True)]
         notice = self._notice(prompt, before) if prompt else Notice(0)
         if any(rewritten for _, rewritten in texts):
             notice |= Notice.REWRITTEN
-        if any(thought not in text for thought, text in thoughts):
+        if any(_thought(answer) not in text for answer, (text, _) in zip(example.answers, texts, strict=True)):
             notice |= Notice.LOST
         if len(texts) == 2 and texts[0][0].strip() == texts[1][0].strip():
             notice |= Notice.EQUAL
