@@ -168,7 +168,8 @@ def test_of_messages_the_longest_is_cut_and_the_template_stays_whole(tmp_path, p
 def test_pairs_cut_on_the_right_are_what_was_meant(tmp_path, prepare, rows):
     case = json.loads((CASES / "expected/data/D23.json").read_text())["completion_tokens_left_keep_start"]
     file = rows("D23_truncated_to_nothing.jsonl")
-    with pytest.raises(DataError, match=r"1 row too long\n  row 1: prompt and answer have 40 \+ 12 tokens, the limit "
+    with pytest.raises(DataError, match=r"1 row too long, and nothing of a part would be left if cut\n  row 1: "
+                                        r"prompt and answer have 40 \+ 12 tokens, the limit "
                                         r"\(data\.max_length\) is 32"):
         prepare("D23_truncated_to_nothing.jsonl", "pairs", Limits(total=32, overlong="truncate_right"))
     found = prepare(written(tmp_path, file[1], file[2]), "pairs", Limits(total=32, overlong="truncate_right"))

@@ -4,13 +4,14 @@ import contextlib
 
 import pytest
 
+from rlx.data import Limits, open_rows, prepare_rows
 from rlx.data.order import Order
 from rlx.ranks import Ranks
 from rlx.rewards import Provider, RewardPanel
 from rlx.rollouts import RolloutSource
 from rlx.sources import Cursor
 from rlx.spec import RewardSpec
-from rlx_sdk import Generation, Needs, Sampling
+from rlx_sdk import Generation, Needs, RewardError, Sampling
 from rlx_sdk.reward import FunctionReward
 
 SAMPLED = [262, 264, 260]  # he·llo and the stop token; "hello" alone would be the one token 265
@@ -47,6 +48,21 @@ def collected(prepare, tokenizer):
                            Needs(data="rollouts", trains=frozenset({"policy"})), lambda group: True)
     source.sync(iter([]), 0)
     yield source.collect(lambda name: contextlib.nullcontext()), seen
+    source.close()
+
+
+def test_a_reward_that_fails_names_file_and_row(tmp_path, cache, tokenizer):
+    for name in "ab":
+        (tmp_path / f"{name}.jsonl").write_text(f'{{"prompt": "{name}"}}\n')
+    found, rows = tokenizer("T13_not_a_bijection"), open_rows(str(tmp_path), cache)
+    prepared = prepare_rows(rows, "rollouts", found, Limits(), {}, cache)
+    panel = RewardPanel([Provider("bad", "'bad'", RewardSpec(name="bad"), FunctionReward(
+        lambda samples: [{"a": 1.0}[s.prompt] for s in samples]))])
+    source = RolloutSource(prepared, None, Cursor(Order(2, 0), 2, Ranks()), found, _Backend(), panel, Sampling(),
+                           Sampling(), 1, 0, Needs(data="rollouts", trains=frozenset({"policy"})), lambda group: True)
+    source.sync(iter([]), 0)
+    with pytest.raises(RewardError, match=r"\(data b\.jsonl, row 1, completion 'hello'\): KeyError: 'b'"):
+        source.collect(lambda name: contextlib.nullcontext())
     source.close()
 
 

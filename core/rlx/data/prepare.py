@@ -214,7 +214,8 @@ class Scan:
         if self.problems:
             raise DataError(self._message("cannot be used", self.problems, ""))
         if self.overlong and self.limits.overlong != "drop":
-            raise DataError(self._message("too long", self.overlong,
+            cut = ", and nothing of a part would be left if cut" * (self.limits.overlong != "error")
+            raise DataError(self._message(f"too long{cut}", self.overlong,
                                           "\nRaise the limit, or leave such rows out with data.overlong=drop."))
 
     def _read(self, index: int) -> tuple[int, Example] | None:
@@ -246,9 +247,8 @@ class Scan:
                 "label": example.label, "notice": int(fitted.notice)}
 
     def _message(self, what: str, found: list[str], fix: str) -> str:
-        more = f"\n  … and {len(found) - _SHOWN:,} more" if len(found) > _SHOWN else ""
-        shown = "\n  ".join(found[:_SHOWN])
-        return f"data file '{self.rows.file}': {count(len(found), 'row')} {what}\n  {shown}{more}{fix}"
+        shown = "\n  ".join([*found[:_SHOWN], *[f"… and {len(found) - _SHOWN:,} more"] * (len(found) > _SHOWN)])
+        return f"data file '{self.rows.file}': {count(len(found), 'row')} {what}\n  {shown}{fix}"
 
 
 def describe(prepared: Prepared) -> str:
