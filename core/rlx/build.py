@@ -115,7 +115,7 @@ def _source(plan: Plan, algorithm: Algorithm[Any], inputs: Inputs, modules: dict
     backend = plan.rollout.build(RolloutContext(
         modules["policy"].model, spec.model.path, tokenizer.stop_token_ids, tokenizer.pad_token_id, device,
         str(dtype).removeprefix("torch."), context_length(Path(spec.model.path)) or longest,
-        engines["policy"].whole))
+        engines["policy"].whole, inputs.total_steps * spec.train.batch_size // ranks.world * plan.group_size * limit))
     source = RolloutSource(inputs.train, inputs.held_out, cursor, tokenizer, backend, build_rewards(plan, device),
                            sampling, eval_sampling, plan.group_size, spec.run.seed, plan.needs, algorithm.keep)
     return source, backend.exact

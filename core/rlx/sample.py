@@ -48,7 +48,7 @@ def sample_model(checkpoint: str, prompts: str, *, n: int, limit: int, max_compl
         entry = Registry.discover().get("rollout", rollout)
         backend = entry.call("build", entry.call("config")(), RolloutContext(
             model, path, tokenizer.stop_token_ids, tokenizer.pad_token_id, device, str(dtype).removeprefix("torch."),
-            context))
+            context, tokens=len(texts) * n * max_completion))
         sampling = Sampling(temperature, top_p, max_completion, top_k)
         requests = [Request(tokens, sampling, n, seed * 1_000_003 + i) for i, tokens in enumerate(encoded)]
         backend.sync(iter(model.named_parameters()), 0)

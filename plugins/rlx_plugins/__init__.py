@@ -52,7 +52,7 @@ def rlx_rewards() -> list[RewardPlugin]:
 
 @hookimpl
 def rlx_rollouts() -> list[RolloutPlugin]:
-    """HF generate and vLLM."""
+    """HF generate, vLLM in process, and vLLM servers."""
     return [
         RolloutPlugin(
             name="hf",
@@ -68,6 +68,13 @@ def rlx_rollouts() -> list[RolloutPlugin]:
             build=lazy("rlx_plugins.vllm_rollout:VLLMRollout"),
             requires={"vllm": "rlx[vllm]"},
             auto=lambda gpu: 2 if gpu else 0,
+        ),
+        RolloutPlugin(
+            name="vllm_server",
+            summary="vLLM servers on other GPUs or machines, each weight update proven",
+            config=lazy("rlx_plugins.options:VLLMServerOptions").resolve,
+            build=lazy("rlx_plugins.vllm_server:VLLMServerRollout"),
+            requires={"httpx": "rlx[vllm]"},
         ),
     ]
 

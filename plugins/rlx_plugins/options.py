@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from rlx_sdk import Config
@@ -20,4 +22,26 @@ class VLLMOptions(Config):
     gpu_memory_utilization: float | None = Field(None, gt=0, le=1)
     """Part of the GPU's memory that vLLM takes while it samples; null: most of what the models leave free."""
     enforce_eager: bool | None = None
-    """Start at once, without compiling and capturing CUDA graphs; null: on a CPU only. Long runs win the time back."""
+    """Start at once, without compiling and capturing CUDA graphs; null: on a CPU, and for runs too short to win the
+    minute back."""
+
+
+class VLLMServerOptions(Config):
+    """Which servers, and how long to wait for them."""
+
+    urls: tuple[str, ...] = ()
+    """Running servers, each started by ``python -m rlx_plugins.vllm_serve`` on one GPU; default: rlx starts some."""
+    gpus: tuple[int, ...] = ()
+    """GPUs of this machine to start a server on each; the trainer must not use them. Without a GPU one is started."""
+    port: int = Field(8765, ge=1024, lt=65_000)
+    """Of the first server that rlx starts; the others have the next ones."""
+    gpu_memory_utilization: float | None = Field(None, gt=0, le=1)
+    """Part of the GPU's memory that a server of rlx's takes; default: vLLM's."""
+    enforce_eager: bool = False
+    """Servers of rlx's start at once, without compiling and capturing CUDA graphs, as on a CPU always."""
+    transfer: Literal["nccl", "gloo"] | None = None
+    """How weights travel; default: nccl between GPUs, which must be different ones, else gloo through the CPU."""
+    timeout: float = Field(120.0, gt=0)
+    """Seconds that an update of the weights may take."""
+    start_timeout: float = Field(600.0, gt=0)
+    """Seconds to wait for servers that do not answer yet."""

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlx_plugins.vllm_weights import keep_weights_summable, load, refusal
 from rlx_sdk import InputError, ModelError, Request
 
 CPU_KV_CACHE = 2 << 30
@@ -24,7 +25,7 @@ CPU_KV_CACHE = 2 << 30
 class Engine:
     """An engine in this process."""
 
-    def __init__(self, config: Any, device: str, dtype: torch.dtype, length: int, *, size: int, eager: bool | None,
+    def __init__(self, config: Any, device: str, dtype: torch.dtype, length: int, *, size: int, eager: bool,
                  memory: float | None) -> None:
         """Start with random weights from the config alone: the first `load` brings the true ones anyway.
 
@@ -34,7 +35,7 @@ class Engine:
             dtype: of weights and activations.
             length: of prompt and completion together, in tokens.
             size: weights of the policy, to foresee what training will still allocate.
-            eager: start without compiling and capturing CUDA graphs; None does so on a CPU.
+            eager: start without compiling and capturing CUDA graphs, as on a CPU always.
             memory: part of the GPU; None takes most of what is free.
         """
         self._asleep: set[str] = set()
@@ -42,28 +43,19 @@ class Engine:
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "0")  # else it logs to standard output
         logging.getLogger("vllm").setLevel(logging.ERROR)  # it warns of much that is as it should be
-        eager = not self._gpu if eager is None else eager
         with _untouched(), tempfile.TemporaryDirectory() as folder:
             import vllm
 
             config.save_pretrained(folder)
             self._llm = vllm.LLM(
                 folder, load_format="dummy", skip_tokenizer_init=True, generation_config="vllm", dtype=dtype,
-                max_model_len=length, enforce_eager=eager, logprobs_mode="processed_logprobs",
-                **(_gpu_memory(memory, size) if self._gpu else _cpu_memory()))
+                max_model_len=length, enforce_eager=eager or not self._gpu, logprobs_mode="processed_logprobs",
+                **_placement(), **(_gpu_memory(memory, size) if self._gpu else _cpu_memory()))
             self._model = self._llm.apply_model(lambda model: model)[0]
-        problem = self._refusal(config.architectures[0])
+        problem = refusal(self._model, config.architectures[0], self._gpu)
         if problem:
             self.close()
             raise ModelError(f"vllm {problem}. Use --rollout hf.")
-
-    def _refusal(self, architecture: str) -> str | None:
-        """Why its samples, or the trainer beside it, would be wrong, though weights are taken without complaint."""
-        if type(self._model).__module__.startswith("vllm.model_executor.models.transformers"):
-            return f"has no {architecture} of its own; it would change the class of the very model that is trained"
-        if not self._gpu and any(hasattr(module, "w13_weight") for module in self._model.modules()):
-            return f"on a CPU goes on sampling with the old experts of {architecture} when it is given new weights"
-        return None
 
     def add(self, requests: Sequence[Request], settings: Sequence[Any]) -> None:
         """Queue requests under their index."""
@@ -81,27 +73,8 @@ class Engine:
 
     def load(self, weights: Iterator[tuple[str, Tensor]]) -> set[str]:
         """Replace all weights; returns the engine's own names of those that it found in what was given."""
-        loaded: set[str] = set()
-        load_weights = self._model.load_weights
-
-        def spy(given: Iterable[tuple[str, Tensor]]) -> Any:
-            names = load_weights(given)
-            loaded.update(names)
-            return names
-
-        self._model.load_weights = spy
-        try:
-            self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
-        finally:
-            del self._model.load_weights
-        self._refresh_packed_heads()
-        return loaded
-
-    def _refresh_packed_heads(self) -> None:
-        """On a CPU a tied head keeps a packed copy of the embedding, which reloading forgets."""
-        for module in self._model.modules():
-            if hasattr(module, "cpu_linear") and type(module).__name__ == "ParallelLMHead":
-                module.quant_method.process_weights_after_loading(module)
+        return load(self._model, lambda given: self._llm.collective_rpc(
+            "reload_weights", kwargs={"weights_iterator": given}), weights)
 
     def parameters(self) -> Iterator[tuple[str, Tensor]]:
         """What it holds, by its own names; a tied head comes once."""
@@ -136,11 +109,15 @@ class Engine:
             torch.distributed.destroy_process_group = destroy
 
 
+def _placement() -> dict[str, Any]:
+    """One engine a rank, on the rank's own GPU."""
+    several = torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
+    return {"distributed_executor_backend": "external_launcher"} if several else {}
+
+
 def _cpu_memory() -> dict[str, Any]:
     """Settings on a CPU. Weights stay unpacked there, so that they can be summed."""
-    from vllm import _custom_ops
-
-    _custom_ops._supports_onednn = False
+    keep_weights_summable()
     return {"kv_cache_memory_bytes": CPU_KV_CACHE}
 
 
@@ -155,14 +132,19 @@ def _gpu_memory(part: float | None, size: int) -> dict[str, Any]:
 
 
 def sampling_params(request: Request, stops: list[int]) -> Any:
-    """How vLLM is to sample; other ends of a text than the given ids, such as the model's own, do not count."""
+    """How vLLM is to sample; other ends of a text than the given ids, such as the model's own, do not count.
+
+    At temperature 0 all completions are the same, and it makes only one.
+    """
     from vllm.sampling_params import RequestOutputKind, SamplingParams
 
     sampling = request.sampling
     try:
         return SamplingParams(
-            n=request.n, seed=_spread(request.seed), temperature=sampling.temperature, max_tokens=sampling.max_tokens,
-            logprobs=0, stop_token_ids=stops, ignore_eos=True, detokenize=False,
+            n=request.n if sampling.temperature else 1, seed=spread_seed(request.seed), logprobs=0,
+            temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k or 0,
+            max_tokens=sampling.max_tokens,
+            stop_token_ids=stops, ignore_eos=True, detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY)
     except Exception as error:  # its own kind of error for a number out of range
         raise InputError(f"vllm: {error}") from error
@@ -181,6 +163,6 @@ def _untouched() -> Iterator[None]:
         torch.set_num_threads = threads  # vLLM makes it a no-op on a CPU
 
 
-def _spread(seed: int) -> int:
+def spread_seed(seed: int) -> int:
     """Neighbouring seeds would share random numbers: for a request's completions vLLM counts on from its seed."""
     return int(np.random.SeedSequence(seed).generate_state(1, np.uint64)[0] >> 2)

@@ -145,6 +145,7 @@ class RolloutContext:
         dtype: of the policy's weights, e.g. ``float32``.
         max_length: prompt and completion together, in tokens.
         whole: to be entered by every rank around a generation with ``policy`` itself, whose weights may be split.
+        tokens: that this rank will sample at most, if that is known.
     """
 
     policy: Any
@@ -155,6 +156,7 @@ class RolloutContext:
     dtype: str
     max_length: int
     whole: Callable[[], AbstractContextManager[None]] = nullcontext
+    tokens: int | None = None
 
 
 class RolloutBackend(Protocol):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import json
 import random
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -66,7 +68,7 @@ def test_starting_and_closing_are_silent_and_change_nothing_of_the_trainer_s(mak
     assert capfd.readouterr().out == ""
 
 
-@pytest.mark.parametrize("backend", ["vllm", "hf"])
+@pytest.mark.parametrize("backend", ["vllm", "vllm, lora", "hf"])
 def test_a_run_trains_on_samples_of_its_current_policy(tmp_path, monkeypatch, backend):
     """Twice in one process: closing the engine leaves what the trainer shares with it."""
     differences, prepare = [], PPO.prepare
@@ -76,11 +78,31 @@ def test_a_run_trains_on_samples_of_its_current_policy(tmp_path, monkeypatch, ba
         return prepare(algorithm, data, ctx)
 
     monkeypatch.setattr(PPO, "prepare", spy)
+    name, model = ("vllm", {"lora": {"rank": 4}}) if backend == "vllm, lora" else (backend, {})
     result = rlx.train(
-        algo="ppo", reward="polite_length", quiet=True, run={"dir": str(tmp_path), "save_every": None},
-        rollout={"name": backend, "max_completion": 24},
+        algo="ppo", reward="polite_length", quiet=True, run={"dir": str(tmp_path), "save_every": None}, model=model,
+        rollout={"name": name, "max_completion": 24},
         train={"steps": 2, "batch_size": 8, "minibatches": 2, "optim": {"policy": {"lr": 1e-3}}})
     lines = [json.loads(line) for line in (result.run / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if "loss/policy" in line] == [1, 2]
+    assert all(line["rollout/logprob_diff"] < 1e-4 and line["rollout/is_weight"] == pytest.approx(1, abs=1e-4)
+               for line in lines if "loss/policy" in line and name == "vllm")
     assert len(differences) == 4  # two steps, and an evaluation before and after
     assert max(d.abs().max() for d in differences) < 1e-4
+
+
+def test_each_rank_has_an_engine_of_its_own(tmp_path):
+    """Two ranks sample and train what one does."""
+    lines = []
+    for ranks in (1, 2):
+        subprocess.run([sys.executable, "-m", "rlx", "train", "--algo", "grpo", "--reward", "polite_length",
+                        "--rollout", "vllm", "--gpus", str(ranks), "--steps", "2", "--name", str(ranks), "--json",
+                        *(part for setting in (f"run.dir={tmp_path}", "rollout.max_completion=16", "train.batch_size=4",
+                                               "train.minibatches=1", "rollout.group_size=2", "data.eval=2")
+                          for part in ("--set", setting))], check=True, capture_output=True, timeout=300)
+        file = tmp_path / str(ranks) / "metrics.jsonl"
+        lines.append([json.loads(line) for line in file.read_text().splitlines()])
+    one, two = ([{k: v for k, v in line.items() if k.split("/")[0] in ("reward", "length", "loss", "rollout")}
+                 for line in found] for found in lines)
+    for a, b in zip(one, two, strict=True):
+        assert a == pytest.approx(b, abs=1e-4)

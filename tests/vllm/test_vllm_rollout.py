@@ -235,14 +235,30 @@ def test_global_random_state_is_neither_used_nor_moved(pair):
 
 
 @pytest.mark.parametrize(("request_", "message"), [
-    (Request((1,), Sampling(top_p=0.9)), "top_p = 0.9"),
-    (Request((1,), Sampling(temperature=1e-3)), "0.01 or above"),
+    (Request((1,), Sampling(temperature=1e-3)), "temperature 0 or from 0.01"),
     (Request((1,), Sampling(temperature=3.0)), "temperature must be in"),
     (Request((1,) * 250, Sampling(max_tokens=10)), "250 tokens and 10 more do not fit into the model's 256"),
 ])
 def test_what_it_cannot_do_is_refused(pair, request_, message):
     with pytest.raises(InputError, match=message):
         pair.generate(request_)
+
+
+def test_temperature_0_takes_the_likeliest_token(pair):
+    first, second = pair.generate(Request((1, 2, 3), Sampling(0.0, 1.0, 8), 2))[0]
+    assert first.tokens == second.tokens
+    ids = [1, 2, 3, *first.tokens]
+    with torch.no_grad():
+        assert pair.policy(torch.tensor([ids])).logits[0, 2:-1].argmax(-1).tolist() == list(first.tokens)
+
+
+@pytest.mark.parametrize("cut", [{"top_k": 4}, {"top_p": 0.3}])
+def test_cuts_of_the_distribution_are_those_of_hf(pair, cut):
+    with torch.no_grad():
+        p, ids = torch.softmax(pair.policy(torch.tensor([[1, 2, 3]])).logits[0, -1], 0).sort(descending=True)
+    kept = 4 if "top_k" in cut else int((p.cumsum(0) < 0.3).sum()) + 1
+    drawn = pair.generate(Request((1, 2, 3), Sampling(max_tokens=1, **cut), 300))[0]
+    assert {g.tokens[0] for g in drawn} == set(ids[:kept].tolist())
 
 
 def test_release_is_nothing_on_a_cpu(pair):

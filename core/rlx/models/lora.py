@@ -22,6 +22,17 @@ def has_lora(model: Any) -> bool:
     return hasattr(model, "peft_config")
 
 
+def plain_model(model: Any) -> Any:
+    """The HF model without what an adapter puts around it."""
+    return model.get_base_model() if has_lora(model) else model
+
+
+def plain_weights(model: Any) -> dict[str, Tensor]:
+    """Weights by the plain model's names, as they lie there: under ZeRO-3 split, an adapter not added in."""
+    return {name.replace(".base_layer.", "."): w for name, w in plain_model(model).named_parameters()
+            if ".lora_" not in name}
+
+
 def merged_weights(model: Any, gathered: Callable[..., AbstractContextManager[Any]]) -> Iterator[tuple[str, Tensor]]:
     """Weights by the plain model's names, adapters added in; nothing in the model is changed."""
     from peft.tuners.lora import LoraLayer

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rlx.models.logprobs import install_logprob_head
-from rlx.models.lora import has_lora, merged_weights
+from rlx.models.lora import has_lora, merged_weights, plain_model
 from rlx_sdk import ModelError
 
 Gathered = Callable[..., AbstractContextManager[Any]]
@@ -34,9 +34,8 @@ class Trained(nn.Module):
 
     def save(self, folder: Path, weights: dict[str, Tensor], trained: dict[str, Tensor]) -> None:
         """Write `weights` as a plain HF folder; those of an adapter also go, alone, into ``adapter`` beside it."""
-        lora = has_lora(self.model)
-        _save(self.model.get_base_model() if lora else self.model, folder, weights)
-        if lora:
+        _save(plain_model(self.model), folder, weights)
+        if has_lora(self.model):
             self.model.save_pretrained(folder.parent / "adapter", state_dict=trained)
 
     def checkpoint_activations(self) -> None:

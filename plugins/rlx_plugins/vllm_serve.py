@@ -1,0 +1,53 @@
+"""Start a vLLM server for `--rollout vllm_server`: ``python -m rlx_plugins.vllm_serve --model FOLDER --port 8000 …``.
+
+Takes vLLM's own options and adds what rlx needs. Only the folder's config is read: the weights come from the trainer.
+vLLM's development mode is on, which lets anybody who reaches the port call its functions: bind it to localhost, as is
+the default, or to a private network.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import runpy
+import signal
+import sys
+
+ENTRIES = ("vllm.entrypoints.launchers.api_server.entry", "vllm.entrypoints.openai.api_server")
+"""Of vLLM 0.32, and before."""
+PARENT = "RLX_SERVER_OF"
+"""Set to the process that started the server: with it the server ends."""
+NEEDED = ["--served-model-name", "rlx", "--load-format", "dummy", "--skip-tokenizer-init",
+          "--generation-config", "vllm", "--logprobs-mode", "processed_logprobs"]
+EXTENSION = ["--worker-extension-cls", "rlx_plugins.vllm_worker.RlxWorker"]
+
+
+def main() -> None:
+    """Become the server."""
+    os.environ["VLLM_SERVER_DEV_MODE"] = "1"
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
+    if PARENT in os.environ:
+        _end_with(int(os.environ.pop(PARENT)))
+    entry = next(name for name in ENTRIES if _is_there(name))
+    sys.argv = [entry, "--host", "127.0.0.1", *sys.argv[1:], *NEEDED, *EXTENSION]
+    runpy.run_module(entry, run_name="__main__", alter_sys=True)
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ImportError:
+        return False
+
+
+def _end_with(parent: int) -> None:
+    """Linux tells a process when its parent ends."""
+    import ctypes
+
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+    if os.getppid() != parent:
+        sys.exit("the trainer has ended")
+
+
+if __name__ == "__main__":
+    main()
