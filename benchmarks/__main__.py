@@ -71,6 +71,49 @@ def engine(model: Annotated[str, typer.Option(help="HF folder; of a large job it
             out.write_text(json.dumps({"versions": _versions(), "jobs": found}, indent=1), encoding="utf-8")
 
 
+@app.command()
+def rollouts(model: Annotated[str, typer.Option(help="HF folder; of the 0.5B shape its tokenizer alone.")],
+             half_b: Annotated[bool, typer.Option(help="Random weights of Qwen2.5-0.5B's shape.")] = False,
+             backends: Annotated[str, typer.Option(help="Names, with commas.")] = "hf,vllm",
+             prompts: Annotated[int, typer.Option(help="Prompts of 64 to 127 tokens.")] = 256,
+             tokens: Annotated[int, typer.Option(help="New tokens of each.")] = 256,
+             options: Annotated[str, typer.Option(help="Backends' options, as JSON by name.")] = "{}",
+             out: Annotated[Path | None, typer.Option("--json", help="Also write them to this file.")] = None) -> None:
+    """Rollout backends: sync, tokens a second beside the bare engine's, memory given back."""
+    from benchmarks.rollouts import measure, quiet, write_half_b
+
+    found = []
+    with tempfile.TemporaryDirectory() as folder:
+        path = write_half_b(Path(folder), model) if half_b else model
+        with quiet():
+            for one in measure(path, backends.split(","), prompts, tokens, json.loads(options)):
+                found.append(one)
+    for one in found:
+        typer.echo(json.dumps(one))
+    if out is not None:
+        out.write_text(json.dumps({"versions": _versions(), "backends": found}, indent=1), encoding="utf-8")
+
+
+@app.command()
+def parity(model: Annotated[str, typer.Option(help="HF folder; of the 0.5B shape its tokenizer alone.")],
+           half_b: Annotated[bool, typer.Option(help="Random weights of Qwen2.5-0.5B's shape.")] = False,
+           backends: Annotated[str, typer.Option(help="Names, with commas.")] = "hf,vllm",
+           seeds: Annotated[int, typer.Option(help="Runs with each.")] = 3,
+           at_once: Annotated[int, typer.Option(help="Runs side by side.")] = 1,
+           reward: Annotated[str, typer.Option(help="Any reward.")] = "polite_length",
+           settings: Annotated[list[str] | None, typer.Option("--set", help="Settings of all runs.")] = None,
+           out: Annotated[Path | None, typer.Option("--json", help="Also write them to this file.")] = None) -> None:
+    """PPO with each rollout backend: whether the rewards agree."""
+    from benchmarks.rollouts import parity, write_half_b
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = write_half_b(Path(folder), model) if half_b else model
+        found = parity(path, backends.split(","), seeds, [f"rewards=[{{name: {reward}}}]", *(settings or [])], at_once)
+    typer.echo(json.dumps(found, indent=1))
+    if out is not None:
+        out.write_text(json.dumps({"versions": _versions(), **found}, indent=1), encoding="utf-8")
+
+
 def _peak(lines: list[dict[str, float]]) -> float:
     """Of the GPU, or of this process on a CPU, GiB."""
     gpu = [line["memory/peak_gb"] for line in lines if "memory/peak_gb" in line]
