@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, Self
 from pydantic import Field, model_validator
 
 from rlx import ops
-from rlx_plugins.pairs import Side, best_and_worst, pair_batch, preference_metrics, side
+from rlx_plugins.pairs import Side, best_and_worst, pair_batch, preference_metrics, sides
 from rlx_sdk import Algorithm, Batch, Config, Context, Loss, Mean, Needs, Pairs, Role, Rollouts
 
 if TYPE_CHECKING:
@@ -62,15 +62,15 @@ class DPO(Algorithm[Rollouts | Pairs]):
     def prepare(self, data: Rollouts | Pairs, ctx: Context) -> Batch:
         """The reference's logprobs of both sides, summed over the answer."""
         chosen, rejected = best_and_worst(data) if isinstance(data, Rollouts) else (data.chosen, data.rejected)
-        reference = {} if self.options.reference_free else {
-            f"ref_{name}": self._of(side(ctx.reference, seqs)) for name, seqs in
-            (("chosen", chosen), ("rejected", rejected))}
-        return pair_batch(chosen, rejected, **reference)
+        if self.options.reference_free:
+            return pair_batch(chosen, rejected)
+        of_chosen, of_rejected = map(self._of, sides(ctx.reference, chosen, rejected))
+        return pair_batch(chosen, rejected, ref_chosen=of_chosen, ref_rejected=of_rejected)
 
     def loss(self, role: Role, rows: Batch, ctx: Context) -> Loss:
         """One loss a pair."""
         o, values = self.options, rows.values
-        chosen, rejected = (side(ctx.policy, rows.sequences[name]) for name in ("chosen", "rejected"))
+        chosen, rejected = sides(ctx.policy, rows.sequences["chosen"], rows.sequences["rejected"])
         ref_chosen, ref_rejected = (values.get(f"ref_{name}", chosen.total.new_zeros(len(rows)))
                                     for name in ("chosen", "rejected"))
         h = ops.dpo_logits(self._of(chosen), self._of(rejected), ref_chosen, ref_rejected)

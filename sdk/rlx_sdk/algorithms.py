@@ -51,6 +51,10 @@ class LanguageModel(Protocol):
         """``[B, T]`` log-probabilities at the sampling temperature, 0 where the mask is false."""
         ...
 
+    def pair_logprobs(self, chosen: Sequences, rejected: Sequences) -> tuple[Tensor, Tensor]:
+        """The same of both sides of each pair; where that is possible, what both begin with is computed once."""
+        ...
+
     def logprobs_and_entropy(self, seqs: Sequences) -> tuple[Tensor, Tensor]:
         """The same, and ``[B, T]`` entropy (nats) of the distribution each token was drawn from."""
         ...

@@ -108,7 +108,7 @@ class Pairs:
 
 @dataclass(frozen=True, slots=True)
 class Demonstrations:
-    """Conversations to imitate; the mask marks the tokens to learn. Attribute ``row``: ``[B]`` data row."""
+    """Conversations to imitate; the mask marks every assistant turn. Attribute ``row``: ``[B]`` data row."""
 
     seqs: Sequences
     row: Tensor

@@ -47,6 +47,7 @@ class Example:
         row: all columns that did not make the prompt.
         label: of labelled data.
         tools: what the template is told of tools.
+        dialogue: a conversation to learn from, of which the prompt's assistant turns count too.
     """
 
     prompt: Prompt
@@ -54,6 +55,7 @@ class Example:
     row: Mapping[str, Any] = field(default_factory=dict)
     label: bool | None = None
     tools: Sequence[Any] | None = None
+    dialogue: bool = False
 
 
 def missing_columns(columns: Sequence[str], kind: DataKind) -> str | None:
@@ -112,7 +114,7 @@ def read_example(row: Mapping[str, Any], kind: DataKind) -> Example:
     made = {"instruction": _BESIDE}.get(layout, (*used, "system") if layout in _CHATS else used)
     rest = {k: v for k, v in row.items() if k not in made and not (k == "tools" and isinstance(prompt, list))}
     return Example(prompt, answers, _with_truth(rest), _label(row) if kind == "labelled" else None,
-                   _tools(row) if isinstance(prompt, list) else None)
+                   _tools(row) if isinstance(prompt, list) else None, kind == "demonstrations" and layout in _CHATS)
 
 
 def _layout(columns: Collection[str], kind: str) -> str | None:
