@@ -282,7 +282,8 @@ def rlx_grpo(steps: int, batch: int, folder: Path) -> dict[str, Any]:
 
 
 SIDES: dict[tuple[str, str], Callable[[int, int, Path], dict[str, Any]]] = {
-    ("dpo", "rows"): dpo_rows, ("dpo", "rlx"): rlx_dpo, ("dpo", "trl"): trl_dpo, ("grpo", "trl"): trl_grpo, ("grpo", "rlx"): rlx_grpo,
+    ("dpo", "rows"): dpo_rows, ("dpo", "rlx"): rlx_dpo, ("dpo", "trl"): trl_dpo,
+    ("grpo", "trl"): trl_grpo, ("grpo", "rlx"): rlx_grpo,
     ("dpo", "trl_precomputed"): lambda steps, batch, folder: trl_dpo(steps, batch, folder, precompute=True),
 }
 
