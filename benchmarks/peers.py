@@ -131,7 +131,7 @@ def dpo_rows(steps: int, batch: int, folder: Path) -> dict[str, Any]:
     places = [place for _ in range(steps) for place in trainer.source._cursor.next()]
     rows = [{f"{name}_ids": inputs.train.ids(row, name) for name in ("prompt", "chosen", "rejected")}
             for _, row in places]
-    (folder / "rows.json").write_text(json.dumps(rows), encoding="utf-8")
+    (folder / "pairs.json").write_text(json.dumps(rows), encoding="utf-8")
     return {"pairs": len(rows), "tokens": sum(len(ids) for row in rows for ids in row.values())}
 
 
@@ -172,7 +172,7 @@ def trl_dpo(steps: int, batch: int, folder: Path, precompute: bool = False) -> d
     from torch.utils.data import SequentialSampler
     from trl import DPOConfig, DPOTrainer
 
-    meter, rows = Meter(), Dataset.from_list(json.loads((folder / "rows.json").read_text(encoding="utf-8")))
+    meter, rows = Meter(), Dataset.from_list(json.loads((folder / "pairs.json").read_text(encoding="utf-8")))
 
     class Given(DPOTrainer):  # type: ignore[misc]
         def _prepare_dataset(self, dataset: Any, *args: Any, **kwargs: Any) -> Any:

@@ -18,7 +18,6 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 import rlx
 
 QUICK = Path(rlx.__file__).parent / "quickstart"
-DATA = {"path": str(QUICK / "prompts.parquet"), "max_prompt": 96, "eval": 32}
 PROMPT = "Rewrite this sentence as a business email.\n\nTell me what the seaside costs."
 
 
@@ -38,11 +37,10 @@ def judged_by(folder: Path) -> Any:
     return reward_model
 
 
-def train(algo: str, steps: int, batch_size: int, lr: float, **settings: Any) -> rlx.Result:
-    """One stage: everything that differs between the algorithms is their names and these numbers."""
-    role = "reward" if algo == "reward_model" else "policy"
-    optim = {role: {"lr": lr}} | ({"critic": {"lr": 1e-3}} if algo == "ppo" else {})
-    return rlx.train(algo=algo, steps=steps, data=DATA, run={"eval_every": steps},
+def train(algo: str, steps: int, batch_size: int, held_out: int, optim: dict[str, Any], **settings: Any) -> rlx.Result:
+    """One stage: what differs between the algorithms is their names and these numbers."""
+    data = {"path": str(QUICK / "prompts.parquet"), "max_prompt": 96, "eval": held_out}
+    return rlx.train(algo=algo, steps=steps, data=data, run={"eval_every": steps},
                      train={"batch_size": batch_size, "optim": optim}, **settings)
 
 
@@ -54,22 +52,25 @@ def metrics_of(run: Path, name: str) -> list[float]:
 
 def main() -> None:
     """All stages, and what came of them."""
-    sft = train("sft", 8, 64, 2e-4, model=str(QUICK / "rlx-tiny"))
+    slow, fast = {"lr": 5e-4}, {"lr": 1e-3}
+    sft = train("sft", 6, 32, 32, {"policy": slow}, model=str(QUICK / "rlx-tiny"))
     policy = str(sft.checkpoint / "actor")
-    judge = train("reward_model", 20, 32, 1e-3, model=policy)
+    judge = train("reward_model", 14, 32, 32, {"reward": fast}, model=policy)
     accuracy = metrics_of(judge.run, "eval/rewards/accuracy")[-1]
 
-    reward = judged_by(judge.checkpoint / "reward")
-    rollout = {"max_completion": 48}
-    ppo = train("ppo", 12, 32, 5e-4, model=policy, reward=reward, rollout=rollout)
-    grpo = train("grpo", 12, 8, 5e-4, model=policy, reward=reward, rollout={**rollout, "group_size": 4})
+    folder = judge.checkpoint / "reward"
+    reward, rollout = judged_by(folder), {"max_completion": 48}
+    ppo = train("ppo", 12, 32, 16, {"policy": slow, "critic": fast}, reward=reward, rollout=rollout,
+                model={"path": policy, "critic": {"init": str(folder)}})  # the critic starts as the reward model
+    grpo = train("grpo", 12, 8, 16, {"policy": slow}, reward=reward, rollout={**rollout, "group_size": 4},
+                 model=policy)
 
     for stage in (sft, ppo, grpo):
         print(f"--- rlx sample {stage.run}")
         subprocess.run(["rlx", "sample", str(stage.run), "--prompts", PROMPT, "--max-completion", "48"], check=True)
     print(f"held-out accuracy of the reward model: {accuracy:.3f}")
     for name, stage in (("ppo", ppo), ("grpo", grpo)):
-        before, *_, after = metrics_of(stage.run, "eval/reward/mean")
+        before, after = metrics_of(stage.run, "eval/reward/mean")
         print(f"held-out reward with {name}: {before:.3f} before, {after:.3f} after")
 
 

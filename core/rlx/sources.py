@@ -131,7 +131,8 @@ def read_rows(prepared: Prepared, rows: Sequence[int], pad_id: int) -> Pairs | L
         labels = prepared.table.column("label")
         return Labelled(sides[0], torch.tensor([labels[r].as_py() for r in rows], dtype=torch.bool), index)
     if prepared.kind == "pairs":
-        return Pairs(sides[0], sides[1], index)
+        margins = prepared.table.column("margin")
+        return Pairs(sides[0], sides[1], index, torch.tensor([margins[r].as_py() for r in rows], dtype=torch.float))
     for i, r in enumerate(rows):
         bounds = prepared.ids(r, "turns")
         for start, end in zip(bounds[::2], bounds[1::2], strict=True):

@@ -2,6 +2,8 @@
 
 Groups whose task rewards are all equal are sampled anew from further prompts, at most ``rounds`` times a step; the
 penalty of long completions comes after that, so that it does not keep a group alive.
+
+When to use: long reasoning with rewards of 0 and 1, where many prompts are always or never solved.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ def needs(options: DAPOConfig, rewards: bool) -> Needs:
 
 
 class DAPO(GRPO):
-    """GRPO's advantages of the rewards with the penalty."""
+    """``A = (r − mean) / (std + eps)`` of the group, r with the penalty of length; ``clip(ρ, 1 − 0.2, 1 + 0.28)``."""
 
     options: DAPOConfig
 

@@ -3,6 +3,8 @@
 From given pairs. With rewards given it runs on the policy's own samples instead: of each prompt's completions the best
 and the worst make the pair (as in arXiv 2402.04792, online feedback); prompts whose completions all score alike make
 none.
+
+When to use: preference pairs are there, or a reward and no wish for a critic; cheap, and stable.
 """
 
 from __future__ import annotations

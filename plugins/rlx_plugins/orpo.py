@@ -1,4 +1,7 @@
-"""ORPO, arXiv 2403.07691: fine-tuning on the chosen answer, with the odds of the rejected one held down."""
+"""ORPO, arXiv 2403.07691: fine-tuning on the chosen answer, with the odds of the rejected one held down.
+
+When to use: preference pairs and a model that has not been fine-tuned yet: both in one run.
+"""
 
 from __future__ import annotations
 

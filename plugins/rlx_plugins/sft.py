@@ -1,6 +1,8 @@
 """Supervised fine-tuning: maximise the likelihood of given answers.
 
 The loss is the mean negative log-likelihood over target tokens of the whole batch, however it is split.
+
+When to use: first: good answers are there, and the model shall write like them.
 """
 
 from __future__ import annotations

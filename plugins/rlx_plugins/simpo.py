@@ -1,4 +1,7 @@
-"""SimPO, arXiv 2405.14734: a preference for the likelier answer a token, with a margin and no reference."""
+"""SimPO, arXiv 2405.14734: a preference for the likelier answer a token, with a margin and no reference.
+
+When to use: preference pairs, without the memory of a reference; mind the learning rate.
+"""
 
 from __future__ import annotations
 

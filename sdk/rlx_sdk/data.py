@@ -99,11 +99,17 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """Preference pairs: row ``i`` of both sides has the same prompt tokens. Attribute ``row``: ``[B]`` data row."""
+    """Preference pairs: row ``i`` of both sides has the same prompt tokens.
+
+    Attributes:
+        row: ``[B]`` data row.
+        margin: ``[B]`` float, by how much the data says that the chosen answer is better; None where it says nothing.
+    """
 
     chosen: Sequences
     rejected: Sequences
     row: Tensor
+    margin: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
