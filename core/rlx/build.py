@@ -13,6 +13,7 @@ import torch
 from rlx.checkpoint import SavedTensors
 from rlx.data.order import Order
 from rlx.engine import Engine
+from rlx.folders import context_length
 from rlx.handles import Handle, RunContext
 from rlx.inputs import Inputs, build_rewards
 from rlx.models import (
@@ -25,7 +26,7 @@ from rlx.models import (
     pick_dtype,
     without_adapter,
 )
-from rlx.plan import Plan, context_length
+from rlx.plan import Plan
 from rlx.ranks import Ranks
 from rlx.reference import cached_reference
 from rlx.rollouts import RolloutSource

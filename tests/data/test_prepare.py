@@ -137,7 +137,7 @@ def test_a_file_is_described_in_one_line(prepare):
 
 
 def texts(prepared, tokenizer):
-    names = [n for n in prepared.table.column_names if n not in ("row", "label", "turns")]
+    names = [n for n in prepared.table.column_names if n not in ("row", "label", "turns", "margin")]
     return [[tokenizer.decode(prepared.ids(i, n), True) for n in names] for i in range(len(prepared))]
 
 

@@ -22,7 +22,7 @@ def test_three_rows(tmp_path):
 
 
 def test_full_circle(tmp_path):
-    """SFT, a reward model, PPO and GRPO against it, samples: the longest test there is, since nothing of it is faked."""
+    """SFT, a reward model, PPO and GRPO against it, samples: a long test, since nothing of it is faked."""
     done = subprocess.run([sys.executable, EXAMPLES / "full_circle.py"], cwd=tmp_path, capture_output=True, text=True,
                           check=False)
     assert done.returncode == 0, done.stderr
