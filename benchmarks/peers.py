@@ -32,7 +32,7 @@ from rlx.sources import Collected
 from rlx_sdk import Rollouts
 
 QUICK = Path(rlx.__file__).parent / "quickstart"
-OPTIMIZER = {"lr": 5e-4, "betas": [0.9, 0.999], "eps": 1e-8, "grad_clip": 1.0}
+OPTIMIZER = {"lr": 1e-3, "betas": [0.9, 0.999], "eps": 1e-8, "grad_clip": 1.0}
 BETA, KL, GROUP, COMPLETION = 0.1, 0.04, 4, 24
 
 
@@ -223,7 +223,7 @@ def trl_grpo(steps: int, batch: int, folder: Path) -> dict[str, Any]:
     model, tokenizer = _loaded()
     args = GRPOConfig(**_trl_args(folder, 2 * steps, batch * GROUP), beta=KL, loss_type="grpo", num_iterations=2,
                       num_generations=GROUP, max_completion_length=COMPLETION, temperature=1.0, epsilon=0.2,
-                      scale_rewards="group", top_k=0, seed=1)
+                      scale_rewards="group", use_bias_correction_kl=False, top_k=0, seed=1)
     Keeps(model=model, args=args, train_dataset=Dataset.from_list(rows), processing_class=tokenizer,
           reward_funcs=polite, callbacks=[_callback(meter)]).train()
     (folder / "rollouts.json").write_text(json.dumps(kept), encoding="utf-8")

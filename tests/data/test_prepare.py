@@ -250,3 +250,12 @@ def test_a_turn_that_the_template_writes_otherwise_later_is_not_learned_and_coun
     found = prepare(written(tmp_path, {"messages": chat}), "demonstrations")
     assert learned(found, tokenizer()) == ["4<|im_end|>"]
     assert "1 row has earlier turns that the chat template writes otherwise" in describe(found)
+
+
+def test_pairs_may_have_margins(tmp_path, prepare):
+    sides = {"prompt": "p", "chosen": "a", "rejected": "b"}
+    found = prepare(written(tmp_path, {**sides, "margin": 1.5}, {**sides, "margin": None}, sides), "pairs")
+    assert read_rows(found, [2, 0, 1], 0).margin.tolist() == [0, 1.5, 0]
+    for wrong in ("much", True):
+        with pytest.raises(DataError, match="row 1: column 'margin' should be a number and is|row 1: .*margin"):
+            prepare(written(tmp_path, {**sides, "margin": wrong}), "pairs")
