@@ -53,16 +53,16 @@ def metrics_of(run: Path, name: str) -> list[float]:
 def main() -> None:
     """All stages, and what came of them."""
     slow, fast = {"lr": 5e-4}, {"lr": 1e-3}
-    sft = train("sft", 6, 32, 32, {"policy": slow}, model=str(QUICK / "rlx-tiny"))
+    sft = train("sft", 4, 32, 32, {"policy": slow}, model=str(QUICK / "rlx-tiny"))
     policy = str(sft.checkpoint / "actor")
-    judge = train("reward_model", 14, 32, 32, {"reward": fast}, model=policy)
+    judge = train("reward_model", 12, 32, 32, {"reward": fast}, model=policy)
     accuracy = metrics_of(judge.run, "eval/rewards/accuracy")[-1]
 
     folder = judge.checkpoint / "reward"
     reward, rollout = judged_by(folder), {"max_completion": 48}
-    ppo = train("ppo", 12, 32, 16, {"policy": slow, "critic": fast}, reward=reward, rollout=rollout,
+    ppo = train("ppo", 10, 32, 16, {"policy": slow, "critic": fast}, reward=reward, rollout=rollout,
                 model={"path": policy, "critic": {"init": str(folder)}})  # the critic starts as the reward model
-    grpo = train("grpo", 12, 8, 16, {"policy": slow}, reward=reward, rollout={**rollout, "group_size": 4},
+    grpo = train("grpo", 10, 8, 16, {"policy": slow}, reward=reward, rollout={**rollout, "group_size": 4},
                  model=policy)
 
     for stage in (sft, ppo, grpo):
