@@ -232,6 +232,9 @@ def _conflicts(plan: Plan, registry: Registry) -> Iterator[str]:
     if needs.data == "rollouts" and plan.group_size < needs.min_group:
         yield (f"rollout.group_size = {plan.group_size}: {name} compares completions of one prompt and needs at least "
                f"{needs.min_group}")
+    if needs.data == "rollouts" and spec.rollout.max_completion < needs.min_completion:
+        yield (f"rollout.max_completion = {spec.rollout.max_completion}: {name} with these options needs at least "
+               f"{needs.min_completion}")
     if needs.teacher and spec.model.reference.path is None:
         yield f"{name} learns from another model: name it with model.reference.path"
     if needs.rounds > 1 and spec.train.epochs is not None:

@@ -9,13 +9,14 @@ When to use: preference pairs are there, or a reward and no wish for a critic; c
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import Field, model_validator
 
 from rlx import ops
 from rlx_plugins.pairs import Side, best_and_worst, pair_batch, preference_metrics, sides
-from rlx_sdk import Algorithm, Batch, Config, Context, Loss, Mean, Needs, Pairs, Role, Rollouts
+from rlx_sdk import Algorithm, Batch, Config, Context, Loss, Mean, Metric, Needs, Pairs, Role, Rollouts, Sum
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -63,11 +64,17 @@ class DPO(Algorithm[Rollouts | Pairs]):
 
     def prepare(self, data: Rollouts | Pairs, ctx: Context) -> Batch:
         """The reference's logprobs of both sides, summed over the answer."""
-        chosen, rejected = best_and_worst(data) if isinstance(data, Rollouts) else (data.chosen, data.rejected)
-        if self.options.reference_free:
-            return pair_batch(chosen, rejected)
-        of_chosen, of_rejected = map(self._of, sides(ctx.reference, chosen, rejected))
-        return pair_batch(chosen, rejected, ref_chosen=of_chosen, ref_rejected=of_rejected)
+        known: dict[str, Tensor] = {}
+        tied: dict[str, Metric] = {}
+        if isinstance(data, Rollouts):
+            chosen, rejected = best_and_worst(data)
+            tied["pairs/tied"] = Sum(len(set(data.group.tolist())) - len(chosen))
+        else:
+            chosen, rejected = data.chosen, data.rejected
+        if not self.options.reference_free:
+            known["ref_chosen"], known["ref_rejected"] = map(self._of, sides(ctx.reference, chosen, rejected))
+        batch = pair_batch(chosen, rejected, **known)
+        return replace(batch, metrics={**batch.metrics, **tied})
 
     def loss(self, role: Role, rows: Batch, ctx: Context) -> Loss:
         """One loss a pair."""

@@ -259,3 +259,20 @@ def test_pairs_may_have_margins(tmp_path, prepare):
     for wrong in ("much", True):
         with pytest.raises(DataError, match=r"row 1: .*margin.* should be a number and is"):
             prepare(written(tmp_path, {**sides, "margin": wrong}), "pairs")
+
+
+def test_the_longer_answer_decides_how_the_prompt_of_a_pair_is_cut(tmp_path, prepare):
+    m21 = json.loads((CASES / "math/M21_dpo_truncation.json").read_text())
+    expected, limit = m21["expected"], m21["inputs"]["max_length"]
+    pair = {"prompt": "012345", "chosen": "abcd", "rejected": "ab"}  # each answer has a stop token too
+
+    def lengths(overlong):
+        found = prepare(written(tmp_path, pair), "pairs", Limits(total=limit, overlong=overlong))
+        return [len(found.ids(0, name)) for name in ("prompt", "chosen", "rejected")]
+
+    start, end = expected["keep_start"], expected["keep_end"]
+    assert lengths("truncate_right") == [6, start["chosen_tokens"], start["rejected_tokens"]]
+    assert lengths("truncate_left") == [end["chosen_prompt_tokens_left"], 5, 3]
+    with pytest.raises(DataError, match="row 1: prompt and answer have 9 "):
+        prepare(written(tmp_path, {**pair, "prompt": "012345678"}), "pairs",
+                Limits(total=limit, overlong="truncate_right"))
