@@ -103,7 +103,7 @@ def _beside(algo: str, peer: str, steps: int, batch: int, out: Path | None) -> N
         typer.echo(f"{name}: at most {apart:.1e} apart")
     typer.echo(f"loss: fell by {found['loss_fell']:.3f} with TRL")
     for side in ("rlx", "trl", "trl_precomputed"):
-        if side in found:
+        if side in found and algo == "dpo":  # of GRPO the two sides do different parts of the work
             figures = found[side]
             typer.echo(f"{side:<16} {figures['seconds_a_step']:8.3f} s a step {figures['grew_mib']:8.0f} MiB more at "
                        f"its peak than before training ({figures['peak_mib']:.0f} in all)")

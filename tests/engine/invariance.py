@@ -159,8 +159,9 @@ def plan_of(registry: Registry, algo: str, rewards: bool, options: dict[str, Any
     model = {"path": str(folder / "model")} | ({"lora": options["lora"]} if "lora" in options else {})
     if needs.teacher:
         model["reference"] = {"path": str(folder / "teacher")}
+    random = {"importance": {"max_logprob_diff": 100.0}} if "importance" in entry.call("config").model_fields else {}
     return resolve(registry, {
-        "algo": {"name": algo}, "model": model,
+        "algo": {"name": algo, **random}, "model": model,
         "engine": {"dtype": options["dtype"], **options.get("engine", {})}, "train": train,
         "data": {"path": str(folder / "rows.jsonl"), "cache": str(folder / "cache")},
         **({"rewards": [{"name": "polite_length"}]} if rewards else {})})
