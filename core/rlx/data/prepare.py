@@ -23,7 +23,7 @@ from rlx.data.tokenizer import Encoded, Notice, Tokenizer
 from rlx.text import count, listing
 from rlx_sdk import DataError, DataKind
 
-FORMAT = 3
+FORMAT = 4
 """Raised when prepared files of earlier versions cannot be used any more."""
 _IDS = pa.list_(pa.int32())
 _ANSWERS: Mapping[str, tuple[str, ...]] = {
