@@ -2,7 +2,7 @@
 
     python examples/full_circle.py
 
-Everything lands in ``runs`` beside where it is started. On two CPU cores it takes about a minute and a half.
+Everything lands in ``runs`` beside where it is started. It takes about two minutes of one CPU core.
 """
 
 from __future__ import annotations
