@@ -1,4 +1,7 @@
-"""Speed: ``python -m benchmarks ppo`` is a fixed PPO job by phase, ``engine`` runs algorithms by ZeRO stage."""
+"""Speed: ``python -m benchmarks ppo`` is a fixed PPO job by phase, ``engine`` runs algorithms by ZeRO stage.
+
+``dpo --peer trl`` and ``grpo --peer trl`` set rlx beside TRL on one job.
+"""
 
 from __future__ import annotations
 
@@ -112,6 +115,43 @@ def parity(model: Annotated[str, typer.Option(help="HF folder; of the 0.5B shape
     typer.echo(json.dumps(found, indent=1))
     if out is not None:
         out.write_text(json.dumps({"versions": _versions(), **found}, indent=1), encoding="utf-8")
+
+
+Peer = Annotated[str, typer.Option(help="What to compare with: trl (pip install --no-deps trl==1.16.*).")]
+Steps = Annotated[int, typer.Option(help="Steps of both sides.")]
+Out = Annotated[Path | None, typer.Option("--json", help="Also write the figures to this file.")]
+
+
+@app.command()
+def dpo(peer: Peer, steps: Steps = 10, batch: Annotated[int, typer.Option(help="Pairs a step.")] = 16,
+        out: Out = None) -> None:
+    """Losses, seconds a step and peak memory of rlx and of TRL's DPOTrainer on the same pairs."""
+    _beside("dpo", peer, steps, batch, out)
+
+
+@app.command()
+def grpo(peer: Peer, steps: Steps = 5, batch: Annotated[int, typer.Option(help="Prompts a step.")] = 4,
+         out: Out = None) -> None:
+    """Advantages and losses of rlx and of TRL's GRPOTrainer on what that samples with HF generate."""
+    _beside("grpo", peer, steps, batch, out)
+
+
+def _beside(algo: str, peer: str, steps: int, batch: int, out: Path | None) -> None:
+    from benchmarks.peers import compare
+
+    if peer != "trl":
+        raise typer.BadParameter(f"--peer {peer}: only trl is known")
+    found = {**compare(algo, steps, batch), "versions": _versions()}
+    for name, apart in found["apart"].items():
+        typer.echo(f"{name}: at most {apart:.1e} apart")
+    typer.echo(f"loss: fell by {found['loss_fell']:.3f} with TRL")
+    for side in ("rlx", "trl", "trl_precomputed"):
+        if side in found and algo == "dpo":  # of GRPO the two sides do different parts of the work
+            figures = found[side]
+            typer.echo(f"{side:<16} {figures['seconds_a_step']:8.3f} s a step {figures['grew_mib']:8.0f} MiB more at "
+                       f"its peak than before training ({figures['peak_mib']:.0f} in all)")
+    if out is not None:
+        out.write_text(json.dumps(found, indent=1), encoding="utf-8")
 
 
 def _peak(lines: list[dict[str, float]]) -> float:

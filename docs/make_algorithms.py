@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
-import inspect
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from rlx.describe import option_lines
-from rlx.registry import Entry, Registry
-from rlx_sdk import Needs
+from rlx.describe import describe_plugin, option_lines
+from rlx.registry import Registry
 
 PAGE = Path(__file__).with_name("algorithms.md")
 TOP = """\
@@ -17,47 +14,30 @@ TOP = """\
 
 <!-- Made by docs/make_algorithms.py from the plugins; edit their docstrings and options, or that script. -->
 
-`--algo NAME` is the whole change from one to another. `rlx show NAME` prints the options with their types and bounds.
+`--algo NAME` is the whole change from one to another. `rlx show NAME` prints the same of one.
 
-| name | data | trains | frozen | samples a prompt | what it is |
-|---|---|---|---|---|---|
+| name | what it is, source | formula | data | trains | frozen | samples a prompt | when to use |
+|---|---|---|---|---|---|---|---|
 """
 
 
 def page() -> str:
     """The whole page."""
-    entries = [e for e in Registry.discover().entries("algorithm") if e.package == "rlx"]
-    return TOP + "".join(map(_row, entries)) + "".join(map(_section, entries))
+    found = [one for name in sorted(e.name for e in Registry.discover().entries("algorithm") if e.package == "rlx")
+             for one in describe_plugin(name)]
+    return TOP + "".join(map(_row, found)) + "".join(map(_section, found))
 
 
-def _asked(entry: Entry) -> Iterator[Needs]:
-    """What it needs, without and with rewards, where they make a difference."""
-    alone, scored = (entry.call("needs", entry.call("config")(), rewards) for rewards in (False, True))
-    yield scored if alone.rewards else alone
-    if alone.data != scored.data:
-        yield scored
+def _row(one: dict[str, Any]) -> str:
+    cells = [f"[{one['name']}](#{one['name'].replace('+', '')})", one["summary"], one["formula"].partition("\n")[0],
+             *one["needs"].values(), one["when"]]
+    return f"| {' | '.join(cell.replace('|', '∣') for cell in cells)} |\n"
 
 
-def _row(entry: Entry) -> str:
-    asked = list(_asked(entry))
-    data = " or ".join(f"{n.data}{', scored' if n.rewards else ''}" for n in asked)
-    frozen = ", ".join(sorted(asked[0].frozen)) or "–"
-    sizes = " or ".join(str(n.group_size or n.min_group) if n.data == "rollouts" else "–" for n in asked)
-    trains = ", ".join(sorted(asked[0].trains))
-    return f"| [{entry.name}](#{_anchor(entry)}) | {data} | {trains} | {frozen} | {sizes} | {entry.plugin.summary} |\n"
-
-
-def _anchor(entry: Entry) -> str:
-    return entry.name.replace("+", "")
-
-
-def _section(entry: Entry) -> str:
-    algorithm = entry.plugin.build.resolve()
-    module = inspect.getdoc(importlib.import_module(algorithm.__module__)) or ""
-    formula = (inspect.getdoc(algorithm) or "").replace("``", "`")
-    options = "\n".join(option_lines(entry.call("config").model_json_schema())) or "  none"
-    text = module.replace("``", "`")
-    return f"\n## {entry.name}\n\n{text}\n\n{formula}\n\nOptions (`algo.…`):\n\n```\n{options}\n```\n"
+def _section(one: dict[str, Any]) -> str:
+    options = "\n".join(option_lines(one["options"])) or "  none"
+    text = f"{one['text']}\n\n{one['formula']}\n\nOptions and defaults (`algo.…`):"
+    return f"\n## {one['name']}\n\n{text}\n\n```\n{options}\n```\n"
 
 
 if __name__ == "__main__":

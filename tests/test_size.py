@@ -26,7 +26,7 @@ def code_lines(text: str) -> int:
 
 COMMANDS = {"api.py", "cli.py", "data/look.py", "describe.py", "sample.py", "view.py"}
 """What people type and see; each reads what the rest offers, and nothing of the rest needs it."""
-BOUNDS = {"data": 1000, "ops": 220, "models": 240, "commands": 500, "engine": 2150}
+BOUNDS = {"data": 1040, "ops": 220, "models": 290, "commands": 520, "engine": 2150}
 
 
 def test_core_stays_readable():

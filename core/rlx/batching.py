@@ -38,8 +38,8 @@ def row_lengths(batch: Batch) -> Tensor:
     return torch.stack([seqs.length for seqs in batch.sequences.values()], 1)
 
 
-def micro_batches(lengths: Tensor, budget: int, most: int | None = None) -> list[Tensor]:
-    """Row indices of each micro-batch: rows of like length together, as many as the budget holds once padded.
+def micro_batches(lengths: Tensor, budget: int, most: int | None = None, packed: bool = False) -> list[Tensor]:
+    """Row indices of each micro-batch: rows of like length together, as many as the budget holds.
 
     A row longer than the budget makes a micro-batch of its own.
 
@@ -47,17 +47,21 @@ def micro_batches(lengths: Tensor, budget: int, most: int | None = None) -> list
         lengths: ``[B]``, or ``[B, K]`` for rows of K sequences that are padded apart.
         budget: tokens, padding included.
         most: rows in one, at most.
+        packed: rows are not padded.
     """
     of_row = (lengths if lengths.dim() == 2 else lengths[:, None]).tolist()
     groups: list[list[int]] = []
     longest: list[int] = []
+    tokens = 0
     for row in sorted(range(len(of_row)), key=lambda row: -sum(of_row[row])):
         longest = [max(pair) for pair in zip(longest, of_row[row], strict=True)] if groups else of_row[row]
-        if groups and len(groups[-1]) != most and (len(groups[-1]) + 1) * sum(longest) <= budget:
+        tokens += sum(of_row[row])
+        cost = tokens if packed else (len(groups[-1]) + 1) * sum(longest) if groups else 0
+        if groups and len(groups[-1]) != most and cost <= budget:
             groups[-1].append(row)
         else:
             groups.append([row])
-            longest = of_row[row]
+            longest, tokens = of_row[row], sum(of_row[row])
     return [torch.tensor(group) for group in groups]
 
 
@@ -72,7 +76,8 @@ def balanced(costs: Sequence[int], parts: int) -> list[list[int]]:
     return found
 
 
-def share_out(batch: Batch, budget: int, most: int | None, ranks: Ranks) -> Iterator[tuple[Batch, bool]]:
+def share_out(batch: Batch, budget: int, most: int | None, ranks: Ranks,
+              packed: bool = False) -> Iterator[tuple[Batch, bool]]:
     """This rank's micro-batches of a batch that every rank holds whole, and whether each has rows of the batch.
 
     Rows go to ranks by length, and every rank gets as many micro-batches: those without rows, of which a rank may have
@@ -80,7 +85,7 @@ def share_out(batch: Batch, budget: int, most: int | None, ranks: Ranks) -> Iter
     """
     lengths = row_lengths(batch)
     parts = [torch.tensor(part, dtype=torch.long) for part in balanced(lengths.sum(1).tolist(), ranks.world)]
-    planned = [micro_batches(lengths[part], budget, most) for part in parts]
+    planned = [micro_batches(lengths[part], budget, most, packed) for part in parts]
     mine = planned[ranks.rank]
     for rows in mine:
         yield batch[parts[ranks.rank][rows]], True

@@ -13,6 +13,7 @@ import torch
 from rlx.checkpoint import SavedTensors
 from rlx.data.order import Order
 from rlx.engine import Engine
+from rlx.folders import context_length
 from rlx.handles import Handle, RunContext
 from rlx.inputs import Inputs, build_rewards
 from rlx.models import (
@@ -25,7 +26,7 @@ from rlx.models import (
     pick_dtype,
     without_adapter,
 )
-from rlx.plan import Plan, context_length
+from rlx.plan import Plan
 from rlx.ranks import Ranks
 from rlx.reference import cached_reference
 from rlx.rollouts import RolloutSource
@@ -42,7 +43,7 @@ def build(plan: Plan, inputs: Inputs, ranks: Ranks, recorder: Recorder) -> Train
     seed_everything(spec.run.seed, 0, 0)  # every rank begins with the same new weights
     temperature = spec.rollout.temperature if needs.data == "rollouts" else 1.0
     make = partial(Handle, device=torch.device(device), micro_tokens=spec.train.micro_tokens,
-                   micro_batch=spec.train.micro_batch, temperature=temperature)
+                   micro_batch=spec.train.micro_batch, temperature=temperature, packed=spec.train.packing)
     modules: dict[Role, Any] = {}
     engines: dict[Role, Engine] = {}
     for role in sorted(needs.trains):  # one is split before the next is loaded
@@ -92,6 +93,8 @@ def _load(plan: Plan, role: Role, dtype: torch.dtype, device: str) -> Any:
     else:
         start = model.critic.init if role == "critic" and model.critic.init else model.path
         module = Scorer(load_scorer(start, dtype, model.trust_remote_code).to(device))
+    if plan.spec.train.packing:
+        module.pack()
     module.requires_grad_(role in plan.needs.trains)
     if role == "policy" and model.lora is not None:
         targets = model.lora.targets

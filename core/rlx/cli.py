@@ -123,6 +123,9 @@ def show(name: Annotated[str, typer.Argument(help="A plugin's name.")], json: Js
             return
         for plugin in found:
             typer.echo(f"{plugin['kind']} {plugin['name']} ({plugin['package']}): {plugin['summary']}")
+            if "needs" in plugin:
+                typer.echo("\n".join(f"{what}: {value}" for what, value in plugin["needs"].items()))
+                typer.echo(f"\n{plugin['text']}\n\n{plugin['formula']}\n\noptions (algo.…):")
             typer.echo("\n".join(option_lines(plugin["options"])) or "  no options")
 
 

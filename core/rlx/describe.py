@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rlx.registry import KINDS, Registry
+from rlx.registry import KINDS, Entry, Registry
 from rlx.spec import Spec
 from rlx.text import did_you_mean
 from rlx_sdk import PluginError
+
+_WHEN = "When to use: "
 
 
 def describe_plugin(name: str) -> list[dict[str, Any]]:
@@ -25,8 +29,24 @@ def describe_plugin(name: str) -> list[dict[str, Any]]:
         raise PluginError(f"no plugin '{name}'.{did_you_mean(name, known)} (rlx plugins lists {len(known)})"
                           f"{registry.broken_note()}")
     return [{"kind": kind, "name": e.name, "package": e.package, "version": e.version, "summary": e.plugin.summary,
-             "missing": e.missing(), "options": e.call("config").model_json_schema()}
+             "missing": e.missing(), "options": e.call("config").model_json_schema(),
+             **(describe_algorithm(e) if kind == "algorithm" and not e.missing() else {})}
             for kind, e in entries]
+
+
+def describe_algorithm(entry: Entry) -> dict[str, Any]:
+    """What an algorithm needs, its formula, its source and when to use it; the texts are its module's and class's."""
+    alone, scored = (entry.call("needs", entry.call("config")(), rewards) for rewards in (False, True))
+    asked = [scored if alone.rewards else alone, *([scored] if alone.data != scored.data else [])]
+    sizes = [str(n.group_size or n.min_group) if n.data == "rollouts" else "–" for n in asked]
+    build = entry.plugin.build
+    algorithm = build.resolve() if hasattr(build, "resolve") else build
+    text = inspect.getdoc(importlib.import_module(algorithm.__module__)) or ""
+    return {"needs": {"data": " or ".join(f"{n.data}{', scored' if n.rewards else ''}" for n in asked),
+                      "trains": ", ".join(sorted(asked[0].trains)),
+                      "frozen": ", ".join(sorted(asked[0].frozen)) or "–", "samples a prompt": " or ".join(sizes)},
+            "formula": (inspect.getdoc(algorithm) or "").replace("``", "`"), "text": text.replace("``", "`"),
+            "when": " ".join(text.partition(_WHEN)[2].partition("\n\n")[0].split())}
 
 
 def option_lines(schema: Mapping[str, Any]) -> Iterator[str]:

@@ -71,6 +71,12 @@ class Engine:
         return device
 
     @property
+    def shares(self) -> bool:
+        """Whether the model can compute the prompt of a pair once."""
+        shares: bool = self.module.shares
+        return shares
+
+    @property
     def in_step(self) -> bool:
         """Whether ranks must make their forward passes together, since each gathers the weights for it."""
         return self._spec.zero_stage == 3

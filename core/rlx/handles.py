@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rlx.batching import micro_batches
+from rlx.models.rows import joined, parted
 from rlx.ranks import Ranks
 from rlx_sdk import Role, Sequences
 
@@ -28,6 +29,7 @@ class Handle:
         temperature: of its logprobs.
         micro_batch: rows of one pass at most.
         in_step: ranks that must make as many passes, since each pass gathers the weights; None for no such need.
+        packed: its passes have no padding.
     """
 
     module: Callable[..., Any]
@@ -36,21 +38,32 @@ class Handle:
     temperature: float = 1.0
     micro_batch: int | None = None
     in_step: Ranks | None = None
+    packed: bool = False
 
     def logprobs(self, seqs: Sequences) -> Tensor:
         """``[B, T]``, 0 where the mask is false."""
-        return self._run(seqs, lambda s: self.module(s.tokens, s.mask, self.temperature, False)[:1])[0]
+        return self._run(seqs, lambda s: self.module(s.tokens, s.mask, self.temperature, False, s.length)[:1])[0]
+
+    def pair_logprobs(self, chosen: Sequences, rejected: Sequences) -> tuple[Tensor, Tensor]:
+        """``[B, T]`` of either side; where the model can, what both begin with is computed once."""
+        if not getattr(self.module, "shares", False):
+            return self.logprobs(chosen), self.logprobs(rejected)
+        both = joined(chosen, rejected)
+        logprobs = self._run(both, lambda s: self.module(s.tokens, s.mask, self.temperature, False, s.length,
+                                                         s.per_token["branch"])[:1])[0]
+        return parted(logprobs, both, chosen, rejected)
 
     def logprobs_and_entropy(self, seqs: Sequences) -> tuple[Tensor, Tensor]:
         """``[B, T]`` each, 0 where the mask is false."""
-        logprobs, entropy = self._run(seqs, lambda s: self.module(s.tokens, s.mask, self.temperature))
+        logprobs, entropy = self._run(seqs, lambda s: self.module(s.tokens, s.mask, self.temperature, True,
+                                                                     s.length))
         return logprobs, entropy
 
     def values(self, seqs: Sequences) -> Tensor:
         """``[B, T]``: what the model says before it sees token ``t``; 0 at ``t = 0`` and where the mask is false."""
 
         def shifted(s: Sequences) -> tuple[Tensor]:
-            before = torch.nn.functional.pad(self.module(s.tokens)[:, :-1], (1, 0))
+            before = torch.nn.functional.pad(self.module(s.tokens, s.length)[:, :-1], (1, 0))
             return (torch.where(s.mask, before, torch.zeros_like(before)),)
 
         return self._run(seqs, shifted)[0]
@@ -59,7 +72,7 @@ class Handle:
         """``[B]``, read at the last real token."""
 
         def last(s: Sequences) -> tuple[Tensor]:
-            return (self.module(s.tokens).gather(1, s.length[:, None] - 1),)
+            return (self.module(s.tokens, s.length).gather(1, s.length[:, None] - 1),)
 
         return self._run(seqs, last)[0][:, 0]
 
@@ -67,7 +80,7 @@ class Handle:
         if torch.is_grad_enabled():
             return forward(seqs)
         out: tuple[Tensor, ...] = ()
-        passes = micro_batches(seqs.length, self.micro_tokens, self.micro_batch)
+        passes = micro_batches(seqs.length, self.micro_tokens, self.micro_batch, self.packed)
         together = max(self.in_step.gather(len(passes))) if self.in_step else len(passes)
         for rows in passes:
             parts = forward(seqs[rows].to(self.device))

@@ -8,7 +8,8 @@ from pathlib import Path
 from rlx.data import Limits, Prepared, Tokenizer, load_tokenizer, open_rows, prepare_rows
 from rlx.data.cache import Progress, unseen
 from rlx.data.files import Paths
-from rlx.plan import Plan, context_length
+from rlx.folders import context_length
+from rlx.plan import Plan
 from rlx.rewards import Provider, RewardPanel
 from rlx.text import listing
 from rlx_sdk import DataError, ModelError, RewardContext

@@ -5,18 +5,19 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
+from rlx.folders import context_length, folder_problems
 from rlx.layers import QUICKSTART, Tree, expand_home, leaves, lookup, merge, read_spec_file, remove
 from rlx.problems import sentences
 from rlx.registry import Entry, Registry
 from rlx.spec import Spec
-from rlx.text import did_you_mean, listing
+from rlx.text import listing
 from rlx_sdk import Kind, Needs, PluginError, SpecError
 
 AUTO = "auto"
@@ -116,7 +117,7 @@ class _Resolver:
         rewards, trackers = self._choose_all("reward", "rewards"), self._choose_all("tracker", "trackers")
         if spec is None or algorithm is None:
             path = lookup(self.tree, "model.path")
-            self.problems += _folder_problems("model.path", path) if isinstance(path, str) else ()
+            self.problems += folder_problems("model.path", path) if isinstance(path, str) else ()
             raise SpecError(self.problems)
         alone, with_rewards = (algorithm.entry.call("needs", algorithm.options, given) for given in (False, True))
         needs = with_rewards if spec.rewards else alone
@@ -126,10 +127,22 @@ class _Resolver:
         self.notes += fallback if needs.data == "rollouts" else ()
         plan = Plan(spec, needs, with_rewards, algorithm, rewards, rollout if needs.data == "rollouts" else None,
                     trackers, tuple(self.notes))
+        plan = self._kind_to_groups(plan)
         self.problems += [*_inert(plan, set(leaves(self.given))), *_conflicts(plan, self.registry)]
         if self.problems:
             raise SpecError(list(dict.fromkeys(self.problems)))
         return plan
+
+    def _kind_to_groups(self, plan: Plan) -> Plan:
+        """The bundled batch is of rows; where several completions of a prompt make a group, it takes fewer prompts."""
+        rows, group = plan.spec.train.batch_size, plan.group_size
+        bundled = self.given and lookup(self.given, "model.path") is None
+        if not bundled or plan.rollout is None or group == 1 or lookup(self.given, "train.batch_size") is not None:
+            return plan
+        self.notes.append(f"{max(1, rows // group)} prompts a step with {group} completions each, for the bundled "
+                          f"{rows} rows; --set train.batch_size=N for another number of prompts")
+        train = plan.spec.train.model_copy(update={"batch_size": max(1, rows // group)})
+        return replace(plan, spec=plan.spec.model_copy(update={"train": train}), notes=tuple(self.notes))
 
     def _rollout(self) -> tuple[Chosen | None, list[str]]:
         """The rollout backend; of an automatic choice, what was not possible."""
@@ -219,6 +232,9 @@ def _conflicts(plan: Plan, registry: Registry) -> Iterator[str]:
     if needs.data == "rollouts" and plan.group_size < needs.min_group:
         yield (f"rollout.group_size = {plan.group_size}: {name} compares completions of one prompt and needs at least "
                f"{needs.min_group}")
+    if needs.data == "rollouts" and spec.rollout.max_completion < needs.min_completion:
+        yield (f"rollout.max_completion = {spec.rollout.max_completion}: {name} with these options needs at least "
+               f"{needs.min_completion}")
     if needs.teacher and spec.model.reference.path is None:
         yield f"{name} learns from another model: name it with model.reference.path"
     if needs.rounds > 1 and spec.train.epochs is not None:
@@ -247,7 +263,7 @@ def _model_problems(plan: Plan) -> Iterator[str]:
     for setting in ("model.path", "model.critic.init", "model.reference.path"):
         value = lookup(spec.model.model_dump(), setting.removeprefix("model."))
         if value is not None:
-            yield from _folder_problems(setting, value)
+            yield from folder_problems(setting, value)
     context = context_length(Path(spec.model.path).expanduser())
     prompt, completion, total = spec.data.max_prompt, spec.rollout.max_completion, spec.data.max_length
     limit = f"{context}, the model's context (max_position_embeddings)"
@@ -264,29 +280,6 @@ def _model_problems(plan: Plan) -> Iterator[str]:
         yield f"data.max_length = {total} leaves nothing for an answer after data.max_prompt = {prompt}"
 
 
-def _folder_problems(setting: str, value: str) -> Iterator[str]:
-    path = Path(value).expanduser()
-    if path.suffix != ".gguf" and path.is_dir() and not (path / "config.json").is_file():
-        found = listing(sorted(p.name for p in path.iterdir())) or "nothing"
-        yield f"{setting} '{value}' ({path.absolute()}) has no config.json; the folder holds {found}"
-    elif path.is_dir() and not any(path.glob("*.safetensors")):
-        found = listing(sorted(p.name for p in path.iterdir()))
-        yield f"{setting} '{value}' ({path.absolute()}) has no weights (*.safetensors); the folder holds {found}"
-    if not path.exists() and (path.is_absolute() or value.count("/") != 1 or path.suffix == ".gguf"):
-        near = did_you_mean(path.name, [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else [])
-        yield f"{setting} '{value}': there is no such folder (looked at {path.absolute()}).{near}"
-
-
 def _gpu_is_there() -> bool:
     """Whether torch will find one; asked of the driver, since torch is not loaded yet."""
     return os.environ.get("CUDA_VISIBLE_DEVICES", "0") not in ("", "-1") and Path("/dev/nvidiactl").exists()
-
-
-def context_length(path: Path) -> int | None:
-    """``max_position_embeddings`` of a local HF folder, if it says so."""
-    try:
-        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    found = lookup(config, "max_position_embeddings") or lookup(config, "text_config.max_position_embeddings")
-    return found if isinstance(found, int) else None

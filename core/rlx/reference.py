@@ -51,6 +51,10 @@ class CachedReference:
             out[i, seqs.mask[i].cpu()] = torch.tensor(self._values[row].values.to_numpy())
         return out.to(seqs.tokens.device)
 
+    def pair_logprobs(self, chosen: Sequences, rejected: Sequences) -> tuple[Tensor, Tensor]:
+        """``[B, T]`` of either side."""
+        return self.logprobs(chosen), self.logprobs(rejected)
+
     def logprobs_and_entropy(self, seqs: Sequences) -> tuple[Tensor, Tensor]:
         """``[B, T]`` each; entropies are not kept."""
         return self._loaded().logprobs_and_entropy(seqs)

@@ -130,4 +130,11 @@ def read_rows(prepared: Prepared, rows: Sequence[int], pad_id: int) -> Pairs | L
     if prepared.kind == "labelled":
         labels = prepared.table.column("label")
         return Labelled(sides[0], torch.tensor([labels[r].as_py() for r in rows], dtype=torch.bool), index)
-    return Pairs(sides[0], sides[1], index) if prepared.kind == "pairs" else Demonstrations(sides[0], index)
+    if prepared.kind == "pairs":
+        margins = prepared.table.column("margin")
+        return Pairs(sides[0], sides[1], index, torch.tensor([margins[r].as_py() for r in rows], dtype=torch.float))
+    for i, r in enumerate(rows):
+        bounds = prepared.ids(r, "turns")
+        for start, end in zip(bounds[::2], bounds[1::2], strict=True):
+            sides[0].mask[i, start:end] = True
+    return Demonstrations(sides[0], index)

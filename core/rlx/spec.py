@@ -187,6 +187,8 @@ class TrainSpec(Section):
     """Tokens in one forward and backward pass; memory grows with it, results do not depend on it."""
     micro_batch: int | None = Field(None, ge=1)
     """Rows in one pass at most; default: as many as micro_tokens holds."""
+    packing: bool = False
+    """Rows of a pass lie behind each other without padding, each seeing only itself; results do not depend on it."""
     max_skipped: int = Field(5, ge=1)
     """Steps in a row without a usable update before the run stops."""
     optim: OptimizersSpec = OptimizersSpec()

@@ -150,7 +150,8 @@ class Trainer:
         """``Σ weight·loss`` of each of this rank's micro-batches."""
         device, train = self.engines[role].device, self.train
         used = batch[batch.weight[role] > 0]  # what has no weight may hold anything
-        for part, real in share_out(used, train.micro_tokens, train.micro_batch, self.ranks) if len(used) else ():
+        parts = share_out(used, train.micro_tokens, train.micro_batch, self.ranks, train.packing) if len(used) else ()
+        for part, real in parts:
             rows = part.to(device)
             weight, loss = rows.weight[role], self.algorithm.loss(role, rows, self.context)
             weighted = (loss.rows * weight).sum()

@@ -1,4 +1,7 @@
-"""CISPO, arXiv 2506.13585: GRPO in which the clipped ratio only weighs, so that no token loses its gradient."""
+"""CISPO, arXiv 2506.13585: GRPO in which the clipped ratio only weighs, so that no token loses its gradient.
+
+When to use: long reasoning in which rare, decisive tokens are clipped away by GRPO.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 Groups whose task rewards are all equal are sampled anew from further prompts, at most ``rounds`` times a step; the
 penalty of long completions comes after that, so that it does not keep a group alive.
+
+When to use: long reasoning with rewards of 0 and 1, where many prompts are always or never solved.
 """
 
 from __future__ import annotations
@@ -34,11 +36,12 @@ class DAPOConfig(GRPOConfig):
 
 def needs(options: DAPOConfig, rewards: bool) -> Needs:
     """Groups of scored completions, sampled in rounds."""
-    return group_needs(options, rewards, CLIPS | {"dual_clip"}, rounds=options.rounds)
+    return group_needs(options, rewards, CLIPS | {"dual_clip"}, rounds=options.rounds,
+                       min_completion=options.overlong_margin or 1)
 
 
 class DAPO(GRPO):
-    """GRPO's advantages of the rewards with the penalty."""
+    """``A = (r − mean) / (std + eps)`` of the group, r with the penalty of length; ``clip(ρ, 1 − 0.2, 1 + 0.28)``."""
 
     options: DAPOConfig
 
@@ -49,10 +52,10 @@ class DAPO(GRPO):
 
     def prepare(self, data: Rollouts, ctx: Context) -> Batch:
         """Add the penalty, then as GRPO."""
-        if self.options.overlong_margin is None:
+        o, lengths = self.options, data.seqs.mask.sum(1)
+        if o.overlong_margin is None:
             return super().prepare(data, ctx)
-        lengths, margin = data.seqs.mask.sum(1), min(self.options.overlong_margin, ctx.max_completion)
-        penalty = self.options.overlong_coef * ops.overlong_penalty(lengths, ctx.max_completion, margin)
+        penalty = o.overlong_coef * ops.overlong_penalty(lengths, ctx.max_completion, o.overlong_margin)
         batch = super().prepare(replace(data, rewards=data.rewards + penalty), ctx)
         measured = {"reward/overlong": Mean(penalty.sum(), len(penalty))}
         return replace(batch, metrics={**batch.metrics, **measured})

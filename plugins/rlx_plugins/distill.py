@@ -2,6 +2,8 @@
 
 The teacher is ``model.reference.path``. The advantage of a token is ``log π_teacher − log π_student``: its expectation
 over the student's own samples is minus the reverse KL, token by token. No reward is needed.
+
+When to use: a larger model with the same vocabulary already does what the smaller one shall learn.
 """
 
 from __future__ import annotations

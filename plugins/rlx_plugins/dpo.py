@@ -3,17 +3,20 @@
 From given pairs. With rewards given it runs on the policy's own samples instead: of each prompt's completions the best
 and the worst make the pair (as in arXiv 2402.04792, online feedback); prompts whose completions all score alike make
 none.
+
+When to use: preference pairs are there, or a reward and no wish for a critic; cheap, and stable.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import Field, model_validator
 
 from rlx import ops
-from rlx_plugins.pairs import Side, best_and_worst, pair_batch, preference_metrics, side
-from rlx_sdk import Algorithm, Batch, Config, Context, Loss, Mean, Needs, Pairs, Role, Rollouts
+from rlx_plugins.pairs import Side, best_and_worst, pair_batch, preference_metrics, sides
+from rlx_sdk import Algorithm, Batch, Config, Context, Loss, Mean, Metric, Needs, Pairs, Role, Rollouts, Sum
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -61,16 +64,22 @@ class DPO(Algorithm[Rollouts | Pairs]):
 
     def prepare(self, data: Rollouts | Pairs, ctx: Context) -> Batch:
         """The reference's logprobs of both sides, summed over the answer."""
-        chosen, rejected = best_and_worst(data) if isinstance(data, Rollouts) else (data.chosen, data.rejected)
-        reference = {} if self.options.reference_free else {
-            f"ref_{name}": self._of(side(ctx.reference, seqs)) for name, seqs in
-            (("chosen", chosen), ("rejected", rejected))}
-        return pair_batch(chosen, rejected, **reference)
+        known: dict[str, Tensor] = {}
+        tied: dict[str, Metric] = {}
+        if isinstance(data, Rollouts):
+            chosen, rejected = best_and_worst(data)
+            tied["pairs/tied"] = Sum(len(set(data.group.tolist())) - len(chosen))
+        else:
+            chosen, rejected = data.chosen, data.rejected
+        if not self.options.reference_free:
+            known["ref_chosen"], known["ref_rejected"] = map(self._of, sides(ctx.reference, chosen, rejected))
+        batch = pair_batch(chosen, rejected, **known)
+        return replace(batch, metrics={**batch.metrics, **tied})
 
     def loss(self, role: Role, rows: Batch, ctx: Context) -> Loss:
         """One loss a pair."""
         o, values = self.options, rows.values
-        chosen, rejected = (side(ctx.policy, rows.sequences[name]) for name in ("chosen", "rejected"))
+        chosen, rejected = sides(ctx.policy, rows.sequences["chosen"], rows.sequences["rejected"])
         ref_chosen, ref_rejected = (values.get(f"ref_{name}", chosen.total.new_zeros(len(rows)))
                                     for name in ("chosen", "rejected"))
         h = ops.dpo_logits(self._of(chosen), self._of(rejected), ref_chosen, ref_rejected)

@@ -1,4 +1,7 @@
-"""Dr. GRPO, arXiv 2503.20783: GRPO without its two biases, the division by the group's std and by the length."""
+"""Dr. GRPO, arXiv 2503.20783: GRPO without its two biases, the division by the group's std and by the length.
+
+When to use: as GRPO, where answers grow longer without growing better.
+"""
 
 from __future__ import annotations
 

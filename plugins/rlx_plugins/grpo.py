@@ -1,4 +1,7 @@
-"""Group relative policy optimisation, arXiv 2402.03300: no critic; a prompt's completions are each other's baseline."""
+"""Group relative policy optimisation, arXiv 2402.03300: no critic; a prompt's completions are each other's baseline.
+
+When to use: rewards that can be checked (mathematics, code, formats), without the memory of a critic.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Group sequence policy optimisation, arXiv 2507.18071: GRPO with one length-normalised ratio a completion."""
+"""Group sequence policy optimisation, arXiv 2507.18071: GRPO with one length-normalised ratio a completion.
+
+When to use: mixture-of-experts models and long completions, where ratios of single tokens are noise.
+"""
 
 from __future__ import annotations
 

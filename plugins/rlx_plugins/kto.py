@@ -2,6 +2,8 @@
 
 The reference point z0 is the mean log-ratio of the step's own answers, not below 0, and fixed while a step lasts. The
 paper takes it from mismatched prompts and answers; this one does not depend on how a batch is split.
+
+When to use: thumbs up and down on single answers instead of pairs.
 """
 
 from __future__ import annotations

@@ -1,11 +1,14 @@
-"""ORPO, arXiv 2403.07691: fine-tuning on the chosen answer, with the odds of the rejected one held down."""
+"""ORPO, arXiv 2403.07691: fine-tuning on the chosen answer, with the odds of the rejected one held down.
+
+When to use: preference pairs and a model that has not been fine-tuned yet: both in one run.
+"""
 
 from __future__ import annotations
 
 from pydantic import Field
 
 from rlx import ops
-from rlx_plugins.pairs import pair_batch, preference_metrics, side
+from rlx_plugins.pairs import pair_batch, preference_metrics, sides
 from rlx_sdk import Algorithm, Batch, Config, Context, Loss, Mean, Needs, Pairs, Role
 
 
@@ -34,7 +37,7 @@ class ORPO(Algorithm[Pairs]):
 
     def loss(self, role: Role, rows: Batch, ctx: Context) -> Loss:
         """One loss a pair."""
-        chosen, rejected = (side(ctx.policy, rows.sequences[n]) for n in ("chosen", "rejected"))
+        chosen, rejected = sides(ctx.policy, rows.sequences["chosen"], rows.sequences["rejected"])
         metrics = preference_metrics(chosen.mean, rejected.mean, 1.0)
         metrics["loss/sft"] = Mean(-chosen.mean.sum(), len(rows))
         return Loss(ops.orpo_loss(chosen.mean, rejected.mean, self.options.lam), metrics)

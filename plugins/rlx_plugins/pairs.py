@@ -23,7 +23,16 @@ class Side(NamedTuple):
 
 def side(model: LanguageModel, seqs: Sequences) -> Side:
     """A model's log-likelihood of the answers."""
-    logprobs = model.logprobs(seqs)
+    return _summed(model.logprobs(seqs), seqs)
+
+
+def sides(model: LanguageModel, chosen: Sequences, rejected: Sequences) -> tuple[Side, Side]:
+    """A model's log-likelihood of both answers of each pair."""
+    of_chosen, of_rejected = model.pair_logprobs(chosen, rejected)
+    return _summed(of_chosen, chosen), _summed(of_rejected, rejected)
+
+
+def _summed(logprobs: Tensor, seqs: Sequences) -> Side:
     return Side(ops.masked_sum(logprobs, seqs.mask, dim=1), ops.masked_mean(logprobs, seqs.mask, dim=1))
 
 

@@ -3,6 +3,9 @@
 Choices where papers differ: the KL to the reference is taken from the sampled tokens (k1, in the reward, by default);
 advantages are whitened over the global batch; policy and critic have their own optimizers, so there is no value
 coefficient.
+
+When to use: any reward that can be computed, also one of single steps; a critic costs memory and learns most from a
+sample.
 """
 
 from __future__ import annotations
@@ -49,7 +52,7 @@ def needs(options: PPOConfig, rewards: bool) -> Needs:
 
 
 class PPO(PolicyGradient):
-    """Rollouts to advantages once, then clipped updates of policy and critic."""
+    """``max(−A·ρ, −A·clip(ρ))`` a token, ρ = exp(logprob − old), A from GAE; ``½·(V − R)²``, clipped, of the critic."""
 
     options: PPOConfig
 

@@ -1,4 +1,7 @@
-"""REINFORCE++, arXiv 2501.03262: no critic and no groups; returns of tokens, whitened over the whole batch."""
+"""REINFORCE++, arXiv 2501.03262: no critic and no groups; returns of tokens, whitened over the whole batch.
+
+When to use: one sample a prompt and no critic: many different prompts, with rewards of a similar size.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 """REINFORCE leave-one-out, arXiv 2402.14740: the baseline of a completion is the mean reward of the others.
 
 The KL, if any, is part of a completion's reward, as in the paper.
+
+When to use: a reward model or a rule, few samples a prompt, and hardly anything to tune.
 """
 
 from __future__ import annotations

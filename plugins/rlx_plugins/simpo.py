@@ -1,11 +1,14 @@
-"""SimPO, arXiv 2405.14734: a preference for the likelier answer a token, with a margin and no reference."""
+"""SimPO, arXiv 2405.14734: a preference for the likelier answer a token, with a margin and no reference.
+
+When to use: preference pairs, without the memory of a reference; mind the learning rate.
+"""
 
 from __future__ import annotations
 
 from pydantic import Field
 
 from rlx import ops
-from rlx_plugins.pairs import pair_batch, preference_metrics, side
+from rlx_plugins.pairs import pair_batch, preference_metrics, sides
 from rlx_sdk import Algorithm, Batch, Config, Context, Loss, Needs, Pairs, Role
 
 
@@ -36,6 +39,6 @@ class SimPO(Algorithm[Pairs]):
 
     def loss(self, role: Role, rows: Batch, ctx: Context) -> Loss:
         """One loss a pair."""
-        o, (chosen, rejected) = self.options, (side(ctx.policy, rows.sequences[n]) for n in ("chosen", "rejected"))
+        o, (chosen, rejected) = self.options, sides(ctx.policy, rows.sequences["chosen"], rows.sequences["rejected"])
         return Loss(ops.simpo_loss(chosen.mean, rejected.mean, o.beta, o.gamma),
                     preference_metrics(chosen.mean, rejected.mean, o.beta))

@@ -25,6 +25,7 @@ class Needs:
         frozen: roles that only answer.
         min_group: completions of one prompt that the algorithm cannot do without.
         group_size: completions of one prompt where the user says nothing; default: ``min_group``.
+        min_completion: tokens that a completion must at least be allowed to have.
         rounds: how often a step may sample prompts, until enough groups are kept (`Algorithm.keep`).
         rewards: whether completions must be scored; false for algorithms that only imitate or compare given text.
         token_rewards: whether it reads what rewards say of parts of a completion (`Score.spans`).
@@ -37,6 +38,7 @@ class Needs:
     frozen: frozenset[Role] = frozenset()
     min_group: int = 1
     group_size: int | None = None
+    min_completion: int = 1
     rounds: int = 1
     rewards: bool = False
     token_rewards: bool = False
@@ -49,6 +51,10 @@ class LanguageModel(Protocol):
 
     def logprobs(self, seqs: Sequences) -> Tensor:
         """``[B, T]`` log-probabilities at the sampling temperature, 0 where the mask is false."""
+        ...
+
+    def pair_logprobs(self, chosen: Sequences, rejected: Sequences) -> tuple[Tensor, Tensor]:
+        """The same of both sides of each pair; where that is possible, what both begin with is computed once."""
         ...
 
     def logprobs_and_entropy(self, seqs: Sequences) -> tuple[Tensor, Tensor]:

@@ -99,16 +99,22 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """Preference pairs: row ``i`` of both sides has the same prompt tokens. Attribute ``row``: ``[B]`` data row."""
+    """Preference pairs: row ``i`` of both sides has the same prompt tokens.
+
+    Attributes:
+        row: ``[B]`` data row.
+        margin: ``[B]`` float, by how much the data says that the chosen answer is better; None where it says nothing.
+    """
 
     chosen: Sequences
     rejected: Sequences
     row: Tensor
+    margin: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Demonstrations:
-    """Conversations to imitate; the mask marks the tokens to learn. Attribute ``row``: ``[B]`` data row."""
+    """Conversations to imitate; the mask marks every assistant turn. Attribute ``row``: ``[B]`` data row."""
 
     seqs: Sequences
     row: Tensor

@@ -36,6 +36,9 @@ class LookUp:
         self.calls += 1
         return torch.where(seqs.mask, self.table.flatten()[seqs.tokens], 0)
 
+    def pair_logprobs(self, chosen: Sequences, rejected: Sequences) -> tuple[Tensor, Tensor]:
+        return self.logprobs(chosen), self.logprobs(rejected)
+
     def logprobs_and_entropy(self, seqs: Sequences) -> tuple[Tensor, Tensor]:
         entropy = torch.zeros_like(self.table) if self.entropy is None else self.entropy
         return self.logprobs(seqs), torch.where(seqs.mask, entropy.flatten()[seqs.tokens], 0)

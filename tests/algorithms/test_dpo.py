@@ -155,6 +155,7 @@ def test_only_judged_completions_that_differ_make_a_pair(rollouts, context, zero
     loss = dpo().loss("policy", batch, context(policy=zeros))
     assert loss.rows.sum().item() == pytest.approx(0.69314718 if pair else 0)
     assert float(loss.metrics["rewards/accuracy"].count) == len(batch) == batch.metrics["pairs"].value
+    assert batch.metrics["pairs/tied"].value == (pair is None)
 
 
 def test_rewards_turn_it_to_its_own_samples():

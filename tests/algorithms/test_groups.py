@@ -151,3 +151,11 @@ def test_dapo_s_penalty_comes_after_the_choice_of_groups(data, context):
 def test_options_that_could_not_act_do_not_exist(name, options):
     with pytest.raises(ValidationError):
         build(name, **options)
+
+
+def test_several_rewards_are_summed_before_a_group_is_normalised(case, data, context):
+    m39 = case("M39_two_rewards")
+    given = m39["inputs"]
+    scores = [a + b for a, b in zip(given["reward_a"], given["reward_b"], strict=True)]  # what a panel of both gives
+    found = build("grpo", std_eps=given["eps"]).prepare(data([1] * 4, scores, [0] * 4), context())
+    torch.testing.assert_close(advantages(found), numbers(m39["expected"]["sum_then_normalise"]), atol=1e-5, rtol=0)

@@ -56,6 +56,18 @@ def test_the_reported_logprob_is_a_mean_over_tokens(answers, context):
     assert float(found.total.detach() / found.count) == -3
 
 
+@pytest.mark.parametrize(("turns", "kept"), [("every", [1, 2, 5, 6]), ("last", [5, 6])])
+def test_every_turn_of_a_conversation_is_learned_or_the_last(turns, kept, sequences, grid, lookup, context, objective):
+    seqs = sequences([[1, 1, 0, 0, 1, 1], [1, 0, 0, 0, 0, 0]])
+    costs = -grid([[1, 2, 3, 4, 5, 6], [7, 8, 9, 9, 9, 9]])
+    sft = SFT(SFTConfig(turns=turns))
+    batch = sft.prepare(Demonstrations(seqs, torch.arange(2)), context())
+    assert batch.sequences["answer"].mask.nonzero().tolist() == [*([0, t] for t in kept), [1, 1]]
+    assert batch.weight["policy"].tolist() == [len(kept), 1]
+    loss = objective(sft, "policy", batch, context(policy=lookup(costs)))
+    assert loss.item() == pytest.approx(sum([*kept, 7]) / (len(kept) + 1))
+
+
 def test_it_needs_demonstrations_and_the_policy_alone():
     found = needs(SFTConfig(), False)
     assert (found.data, found.trains, found.frozen) == ("demonstrations", {"policy"}, frozenset())

@@ -30,9 +30,31 @@ def test_the_options_of_a_plugin_are_shown_with_types_and_defaults(rlx):
                  "low-variance unbiased one.",
                  "  whiten_advantages: boolean = true  Advantages get mean 0 and variance 1 over the batch."):
         assert line in lines
-    assert "  no options" in rlx("show", "rlx/sft").out
     [found] = json.loads(rlx("show", "polite_length", "--json").out)
     assert found["options"]["properties"]["min_chars"]["default"] == 50
+
+
+def test_an_algorithm_is_shown_as_in_the_docs(rlx):
+    page = (Path(__file__).parents[2] / "docs" / "algorithms.md").read_text(encoding="utf-8")
+    [row] = [line for line in page.splitlines() if line.startswith("| [grpo](#grpo) |")]
+    section = page.partition("\n## grpo\n\n")[2].partition("\n## ")[0]
+    options = section.partition("```\n")[2].partition("```")[0]
+    shown = rlx("show", "grpo").out
+    assert options in shown
+    for part in (section.partition("\n\nOptions and")[0], *(cell.strip() for cell in row.split("|")[3:9])):
+        assert part in " ".join(shown.split()) or part in shown
+    for name in ("data: rollouts, scored", "trains: policy", "samples a prompt: 8", "arXiv 2402.03300"):
+        assert name in shown
+
+
+def test_every_algorithm_says_when_to_use_it_and_where_it_is_from(rlx):
+    page = (Path(__file__).parents[2] / "docs" / "algorithms.md").read_text(encoding="utf-8")
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if line.startswith("| [")]
+    assert len(rows) == 15
+    for name, source, formula, *_, when in rows:
+        assert "arXiv" in source or name == "[sft](#sft)"
+        assert formula
+        assert len(when) > 20
 
 
 def test_an_unknown_plugin_brings_the_nearest_and_what_is_broken(rlx, install):

@@ -32,6 +32,15 @@ def test_a_row_is_shown_with_its_trained_tokens(look):
     assert "row 3   (trained: ⟦…⟧)" in "\n".join(lines(report))
 
 
+def test_earlier_turns_that_are_trained_are_marked_too(look, tmp_path):
+    chat = [{"role": role, "content": text} for role, text in (
+        ("user", "1+1"), ("assistant", "2"), ("user", "2+2"), ("assistant", "4"))]
+    (tmp_path / "d.jsonl").write_text(json.dumps({"messages": chat}) + "\n")
+    shown = look(tmp_path / "d.jsonl", "demonstrations")["rendered"]
+    assert "assistant\n⟦2<|im_end|>⟧\n<|im_start|>user\n2+2" in shown
+    assert shown.endswith("assistant\n⟦4<|im_end|>⟧")
+
+
 def test_pairs_lengths_and_duplicates(look, tmp_path):
     row = {"prompt": "Why?", "chosen": "So.", "rejected": "No"}
     (tmp_path / "d.jsonl").write_text("".join(json.dumps(r) + "\n" for r in (row, row, {**row, "chosen": "Because."})))

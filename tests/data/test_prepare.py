@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from rlx.data import Limits, describe
+from rlx.sources import read_rows
 from rlx_sdk import DataError
 
 CASES = Path(__file__).parents[1] / "cases"
@@ -136,7 +137,7 @@ def test_a_file_is_described_in_one_line(prepare):
 
 
 def texts(prepared, tokenizer):
-    names = [n for n in prepared.table.column_names if n not in ("row", "label")]
+    names = [n for n in prepared.table.column_names if n not in ("row", "label", "turns", "margin")]
     return [[tokenizer.decode(prepared.ids(i, n), True) for n in names] for i in range(len(prepared))]
 
 
@@ -211,3 +212,67 @@ def test_a_column_may_come_from_inside_another(tmp_path, prepare):
     assert (found.example(0).prompt, found.example(0).row) == ("p", {"meta": {"q": {"text": "p"}}, "n": 1})
     with pytest.raises(DataError, match=r"has no column meta\.q\.x, which data\.columns names"):
         prepare(file, columns={"prompt": "meta.q.text", "truth": "meta.q.x"})
+
+
+CHAT = [{"role": "system", "content": "Be."}, {"role": "user", "content": "1+1"}, {"role": "assistant", "content": "2"},
+        {"role": "user", "content": "2+2"}, {"role": "assistant", "content": "4"}, {"role": "user", "content": "3+3"},
+        {"role": "assistant", "content": "6"}]
+
+
+def learned(found, tokenizer, row=0):
+    """Texts of the earlier turns to learn."""
+    bounds, ids = found.ids(row, "turns"), found.ids(row, "prompt")
+    return [tokenizer.decode(ids[a:b], specials=True) for a, b in zip(bounds[::2], bounds[1::2], strict=True)]
+
+
+def test_every_assistant_turn_of_a_conversation_is_learned_to_its_stop_token(tmp_path, prepare, tokenizer):
+    last = {"prompt": CHAT[:-1], "completion": "6"}
+    found = prepare(written(tmp_path, {"messages": CHAT}, {"messages": CHAT[1:3]}), "demonstrations")
+    assert learned(found, tokenizer()) == ["2<|im_end|>", "4<|im_end|>"]
+    assert found.ids(1, "turns") == []
+    seqs = read_rows(found, [0, 1], 0).seqs
+    text = [tokenizer().decode(ids[mask].tolist(), specials=True) for ids, mask in zip(seqs.tokens, seqs.mask,
+                                                                                   strict=True)]
+    assert text == ["2<|im_end|>4<|im_end|>6<|im_end|>", "2<|im_end|>"]
+    assert prepare(written(tmp_path, last), "demonstrations").ids(0, "turns") == []  # a prompt is no answer
+
+
+THOUGHTLESS = ("{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content if loop.last else "
+               "m.content.split('|')[-1] }}<|im_end|>\n{% endfor %}"
+               "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
+
+
+def test_a_turn_that_the_template_writes_otherwise_later_is_not_learned_and_counted(tmp_path, prepare, tokenizer,
+                                                                                   monkeypatch):
+    monkeypatch.setattr(tokenizer().hf, "chat_template", THOUGHTLESS)
+    chat = [dict(m) for m in CHAT]
+    chat[2]["content"] = "well|2"
+    found = prepare(written(tmp_path, {"messages": chat}), "demonstrations")
+    assert learned(found, tokenizer()) == ["4<|im_end|>"]
+    assert "1 row has earlier turns that the chat template writes otherwise" in describe(found)
+
+
+def test_pairs_may_have_margins(tmp_path, prepare):
+    sides = {"prompt": "p", "chosen": "a", "rejected": "b"}
+    found = prepare(written(tmp_path, {**sides, "margin": 1.5}, {**sides, "margin": None}, sides), "pairs")
+    assert read_rows(found, [2, 0, 1], 0).margin.tolist() == [0, 1.5, 0]
+    for wrong in ("much", True):
+        with pytest.raises(DataError, match=r"row 1: .*margin.* should be a number and is"):
+            prepare(written(tmp_path, {**sides, "margin": wrong}), "pairs")
+
+
+def test_the_longer_answer_decides_how_the_prompt_of_a_pair_is_cut(tmp_path, prepare):
+    m21 = json.loads((CASES / "math/M21_dpo_truncation.json").read_text())
+    expected, limit = m21["expected"], m21["inputs"]["max_length"]
+    pair = {"prompt": "012345", "chosen": "abcd", "rejected": "ab"}  # each answer has a stop token too
+
+    def lengths(overlong):
+        found = prepare(written(tmp_path, pair), "pairs", Limits(total=limit, overlong=overlong))
+        return [len(found.ids(0, name)) for name in ("prompt", "chosen", "rejected")]
+
+    start, end = expected["keep_start"], expected["keep_end"]
+    assert lengths("truncate_right") == [6, start["chosen_tokens"], start["rejected_tokens"]]
+    assert lengths("truncate_left") == [end["chosen_prompt_tokens_left"], 5, 3]
+    with pytest.raises(DataError, match="row 1: prompt and answer have 9 "):
+        prepare(written(tmp_path, {**pair, "prompt": "012345678"}), "pairs",
+                Limits(total=limit, overlong="truncate_right"))

@@ -43,6 +43,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "zero1-rows1": {"micro_batch": 1},
     "zero1-rows3": {"micro_batch": 3},
     "zero1-tokens": {"micro_tokens": 64},
+    "zero1-packed": {"micro_tokens": 64, "packing": True},
+    "zero3-packed": {"micro_tokens": 64, "packing": True, "engine": {"zero_stage": 3}},
     "zero1-offload-rows3": {"micro_batch": 3, "engine": {"offload": "optimizer"}},
     "zero2-rows1": {"micro_batch": 1, "engine": {"zero_stage": 2}},
     "zero2-offload-tokens": {"micro_tokens": 64, "engine": {"zero_stage": 2, "offload": "optimizer"}},
@@ -58,12 +60,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-GATE = ("zero1-whole", "zero2-rows1", "zero2-offload-tokens", "zero3-offload-rows3", "lora-zero1-whole",
+GATE = ("zero1-whole", "zero1-packed", "zero2-rows1", "zero2-offload-tokens", "zero3-offload-rows3", "lora-zero1-whole",
         "lora-zero3-tokens")
 """Settings of the gate; the rest takes long."""
 EVERY_SETTING = ("ppo", "dpo", "sft")
 SOME_SETTINGS = {1: ("zero1-whole",), 2: ("zero3-offload-rows3",)}
-"""For the other algorithms, by rank count, so that the test stays short."""
+"""For the other algorithms in the gate, by rank count, so that it stays short."""
 
 
 def random_sequences(lengths: list[tuple[int, int]], seed: int) -> Sequences:
@@ -92,6 +94,8 @@ def data_of(kind: str, groups: set[int]) -> Any:
     if kind == "labelled":
         return Labelled(kept, rows % 3 > 0, rows)
     other = random_sequences([(p, 1 + c // 2) for p, c in LENGTHS], 2)
+    for i, (prompt, _) in enumerate(LENGTHS):
+        other.tokens[i, :prompt] = seqs.tokens[i, :prompt]
     return Pairs(kept, Sequences(other.tokens, other.length, other.mask)[rows], rows)
 
 
@@ -151,12 +155,13 @@ def plan_of(registry: Registry, algo: str, rewards: bool, options: dict[str, Any
     needs = entry.call("needs", entry.call("config")(), rewards)
     train = {"steps": STEPS, "batch_size": 8, "minibatches": 2,
              "optim": dict.fromkeys(needs.trains, optim),
-             **{k: options[k] for k in ("micro_batch", "micro_tokens") if k in options}}
+             **{k: options[k] for k in ("micro_batch", "micro_tokens", "packing") if k in options}}
     model = {"path": str(folder / "model")} | ({"lora": options["lora"]} if "lora" in options else {})
     if needs.teacher:
         model["reference"] = {"path": str(folder / "teacher")}
+    random = {"importance": {"max_logprob_diff": 100.0}} if "importance" in entry.call("config").model_fields else {}
     return resolve(registry, {
-        "algo": {"name": algo}, "model": model,
+        "algo": {"name": algo, **random}, "model": model,
         "engine": {"dtype": options["dtype"], **options.get("engine", {})}, "train": train,
         "data": {"path": str(folder / "rows.jsonl"), "cache": str(folder / "cache")},
         **({"rewards": [{"name": "polite_length"}]} if rewards else {})})
@@ -195,7 +200,7 @@ def main(folder: Path, dtype: str = "float32", extent: str = "gate") -> None:
         kinds = {needs.data: given for given, needs in asked if given == needs.rewards}
         for kind, rewards in kinds.items():
             every = SETTINGS if extent == "full" else GATE
-            for name in every if entry.name in EVERY_SETTING else SOME_SETTINGS[ranks.world]:
+            for name in every if extent == "full" or entry.name in EVERY_SETTING else SOME_SETTINGS[ranks.world]:
                 setting = SETTINGS[name]
                 begin = time.monotonic()
                 with library_log(None), contextlib.redirect_stdout(None):

@@ -18,9 +18,14 @@ WORKER = Path(__file__).with_name("invariance.py")
 
 
 @pytest.fixture(scope="session")
-def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+def extent(request: pytest.FixtureRequest) -> str:
+    """``full`` for every setting of every algorithm."""
+    return "full" if request.config.option.markexpr == "full" else "gate"
+
+
+@pytest.fixture(scope="session")
+def results(extent: str, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     """What one rank and two ranks wrote."""
-    extent = "full" if request.config.option.markexpr == "full" else "gate"
     folders = {world: tmp_path_factory.mktemp(f"ranks{world}") for world in (1, 2)}
     for world, folder in folders.items():
         run_ranks(world, str(WORKER), str(folder), "float32", extent)
@@ -37,11 +42,11 @@ def load(folder: Path, setting: str) -> tuple[dict, list[dict[str, float]]]:
 
 @pytest.mark.parametrize("setting", [s if s in GATE else pytest.param(s, marks=pytest.mark.full) for s in SETTINGS])
 @pytest.mark.parametrize("world", [1, 2])
-def test_updates_and_metrics_are_the_same(results, world, setting):
+def test_updates_and_metrics_are_the_same(results, extent, world, setting):
     cases = [folder for folder in results[world].iterdir() if (folder / f"{setting}.json").exists()]
     algorithms = {entry.name for entry in Registry.discover().entries("algorithm")}
     assert {c.name.partition("-")[0] for c in cases} == (
-        algorithms if setting in SOME_SETTINGS[world] else set(EVERY_SETTING))
+        algorithms if extent == "full" or setting in SOME_SETTINGS[world] else set(EVERY_SETTING))
     for case in cases:
         expected, expected_metrics = load(results[1] / case.name, baseline(setting))
         found, metrics = load(case, setting)

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlx.ops import clamped_exp, masked_mean, masked_sum, whiten
+from rlx.ops import clamped_exp, last_run, masked_mean, masked_sum, whiten
 
 numbers = partial(torch.tensor, dtype=torch.float64)
 assert_close = partial(torch.testing.assert_close, atol=1e-6, rtol=0)
@@ -85,3 +85,15 @@ def test_whitening_over_ranks_is_that_of_the_global_batch(ranks):
         sums = iter(known)
         split.append(whiten(x, mask, lambda _, sums=sums: next(sums)))
     assert_close(torch.cat(split), whole)
+
+
+@examples
+@given(rows=st.lists(st.lists(st.booleans(), min_size=7, max_size=7), min_size=1, max_size=4))
+def test_the_last_run_is_what_a_loop_from_the_end_finds(rows):
+    found = last_run(torch.tensor(rows))
+    for row, got in zip(rows, found.tolist(), strict=True):
+        end = max((i for i, kept in enumerate(row) if kept), default=-1)
+        start = end
+        while start > 0 and row[start - 1]:
+            start -= 1
+        assert got == [start <= i <= end if end >= 0 else False for i in range(7)]

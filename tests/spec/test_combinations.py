@@ -111,3 +111,24 @@ def test_lora_without_peft_gives_the_install_line(problems, settings, monkeypatc
     monkeypatch.setattr("rlx.plan.find_spec", lambda name: None)
     [found] = problems(settings("sft", model__lora={}))
     assert found == "model.lora needs the package 'peft', which is not installed: pip install 'rlx[peft]'"
+
+
+def test_a_margin_of_length_longer_than_a_completion_is_refused(problems, settings):
+    job = settings("dapo", rewards=[{"name": "polite_length"}], rollout__max_completion=16, algo__overlong_margin=32)
+    assert problems(job) == ["rollout.max_completion = 16: dapo with these options needs at least 32"]
+
+
+PPO_FLAGS = {"rollout__max_completion": 16, "rollout__temperature": 0.7, "rollout__group_size": 4,
+             "train__batch_size": 8, "train__minibatches": 2, "train__update_epochs": 2,
+             "train__optim__policy__lr": 1e-5, "run__save_every": 2, "run__keep": 3, "run__sample_every": 1,
+             "engine__zero_stage": 2}
+
+
+def test_a_ppo_command_line_becomes_dpo_s_by_its_name_alone(plan, problems, settings):
+    """Whatever could not act under DPO is named; nothing is silently ignored."""
+    rewards = [{"name": "polite_length", "weight": 2.0}]
+    ppo, dpo = (plan(settings(name, rewards=rewards, **PPO_FLAGS)) for name in ("ppo", "dpo"))
+    assert (dpo.needs.data, dpo.group_size, dpo.spec.train) == ("rollouts", 4, ppo.spec.train)
+    critics = {"train__optim__critic__lr": 1e-4, "model__critic__init": "org/m"}
+    found = problems(settings("dpo", rewards=rewards, **PPO_FLAGS, **critics))
+    assert [p.split(" can have")[0] for p in found] == ["train.optim.critic.lr", "model.critic.init"]

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from rlx.plan import context_length
+from rlx.folders import context_length
 
 
 def test_prompt_and_completion_must_fit_the_models_context(problems, plan, settings):

@@ -163,6 +163,24 @@ def test_with_a_model_the_whole_quickstart_is_dropped(plan, problems, model):
     assert made.notes == (DROPPED_NOTE,)
 
 
+@pytest.mark.parametrize(("algo", "given", "prompts"), [
+    ("grpo", {}, 8), ("rloo", {}, 16), ("dpo", {}, 32), ("ppo", {}, 64), ("sft", {}, 64),
+    ("grpo", {"rollout": {"group_size": 4}}, 16), ("grpo", {"train": {"batch_size": 24}}, 24),
+    ("ppo", {"rollout": {"group_size": 128}}, 1),
+])
+def test_the_quickstart_samples_as_many_completions_for_groups_as_for_single_ones(plan, algo, given, prompts):
+    rewards = {} if algo == "sft" else {"rewards": [{"name": "polite_length"}]}
+    made = plan({"algo": {"name": algo}, **rewards, **given})
+    assert made.spec.train.batch_size == prompts
+    said = any("prompts a step with" in note for note in made.notes)
+    assert said == (prompts not in (64, 24))
+
+
+def test_a_model_of_ones_own_has_the_batch_that_was_asked_for(plan, settings):
+    made = plan(settings("grpo", rewards=[{"name": "polite_length"}], train__batch_size=16))
+    assert made.spec.train.batch_size == 16
+
+
 def test_with_data_of_ones_own_the_quickstarts_held_out_rows_go(plan):
     made = plan({"algo": {"name": "sft"}, "data": {"path": "x.jsonl"}})
     assert (made.spec.data.eval, made.spec.run.eval_every) == (0, None)

@@ -6,6 +6,7 @@ A prompt in messages goes through the chat template; plain text does not.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +19,7 @@ Prompt = str | list[Message]
 Answer = str | Message
 KINDS: tuple[DataKind, ...] = ("pairs", "labelled", "demonstrations", "rollouts")
 KNOWN = ("instruction", "input", "output", "prompt", "completion", "messages", "chosen", "rejected", "conversations",
-         "completions", "scores", "label")
+         "completions", "scores", "label", "margin")
 _ANSWER_COLUMNS = {"prompt": "completion", "messages": "messages", "conversations": "conversations",
                    "instruction": "output", "text": "text"}
 """Columns that make a prompt, in the order they are looked for, and where a demonstration has its answer."""
@@ -47,6 +48,8 @@ class Example:
         row: all columns that did not make the prompt.
         label: of labelled data.
         tools: what the template is told of tools.
+        dialogue: a conversation to learn from, of which the prompt's assistant turns count too.
+        margin: of pairs, by how much the chosen answer is better.
     """
 
     prompt: Prompt
@@ -54,6 +57,8 @@ class Example:
     row: Mapping[str, Any] = field(default_factory=dict)
     label: bool | None = None
     tools: Sequence[Any] | None = None
+    dialogue: bool = False
+    margin: float = 0.0
 
 
 def missing_columns(columns: Sequence[str], kind: DataKind) -> str | None:
@@ -112,7 +117,8 @@ def read_example(row: Mapping[str, Any], kind: DataKind) -> Example:
     made = {"instruction": _BESIDE}.get(layout, (*used, "system") if layout in _CHATS else used)
     rest = {k: v for k, v in row.items() if k not in made and not (k == "tools" and isinstance(prompt, list))}
     return Example(prompt, answers, _with_truth(rest), _label(row) if kind == "labelled" else None,
-                   _tools(row) if isinstance(prompt, list) else None)
+                   _tools(row) if isinstance(prompt, list) else None, kind == "demonstrations" and layout in _CHATS,
+                   _margin(row) if kind == "pairs" else 0.0)
 
 
 def _layout(columns: Collection[str], kind: str) -> str | None:
@@ -241,6 +247,15 @@ def _label(row: Mapping[str, Any]) -> bool:
     if not isinstance(text, str | int | float) or text not in known:
         raise RowProblem("label", f"should be true or false and is {value!r:.60}")
     return known[text]
+
+
+def _margin(row: Mapping[str, Any]) -> float:
+    value = row.get("margin")
+    if value is None:
+        return 0.0
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise RowProblem("margin", f"should be a number and is {value!r:.60}")
+    return float(value)
 
 
 def _tools(row: Mapping[str, Any]) -> Sequence[Any] | None:

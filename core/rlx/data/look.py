@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from array import array
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,9 @@ class _Findings:
                 self._count(row)
                 if not self.shown and row["row"] >= wanted:
                     sides = {name: tokenizer.decode(row[name], True) for name in self._lengths}
+                    bounds = [0, *(row.get("turns") or ()), len(row["prompt"])]
+                    parts = [tokenizer.decode(row["prompt"][a:b], True) for a, b in pairwise(bounds)]
+                    sides["prompt"] = "".join(text.join(MARKS) if i % 2 else text for i, text in enumerate(parts))
                     self.shown = {"row": scan.rows.place(row["row"]), "rendered": _marked(sides)}
 
     def _count(self, row: dict[str, Any]) -> None:

@@ -23,7 +23,7 @@ from rlx.data.tokenizer import Encoded, Notice, Tokenizer
 from rlx.text import count, listing
 from rlx_sdk import DataError, DataKind
 
-FORMAT = 2
+FORMAT = 4
 """Raised when prepared files of earlier versions cannot be used any more."""
 _IDS = pa.list_(pa.int32())
 _ANSWERS: Mapping[str, tuple[str, ...]] = {
@@ -37,6 +37,8 @@ _NOTICES = {
     Notice.SPECIAL: "the tokenizer's special tokens inside a message",
     Notice.REWRITTEN: "answers that the chat template would change; they are trained as written",
     Notice.CUT: "been cut to the limits",
+    Notice.FIXED: "earlier turns that the chat template writes otherwise once the conversation goes on; of these rows "
+                  "such turns are not learned",
 }
 
 
@@ -49,7 +51,8 @@ class Prepared:
         columns: the names of `rlx.data.layouts` by the file's own names.
         kind: of data.
         table: ``row`` (index in the file), ``prompt`` and one column an answer, each a list of ids; of labelled data
-            also ``label``.
+            also ``label``, of demonstrations ``turns``: begin and end of each earlier turn to learn; of pairs
+            ``margin``.
         dropped: rows left out because they were too long.
         key: of file, tokenizer, limits and columns together, and of the part of the rows.
         notices: rows of the file, from 0, by what is to be known of them.
@@ -191,7 +194,9 @@ class Scan:
         self.rows, self.kind, self.tokenizer, self.limits, self.columns = rows, kind, tokenizer, limits, columns
         self.answers = _ANSWERS[kind]
         self.schema = pa.schema([("row", pa.int64()), ("prompt", _IDS), *((a, _IDS) for a in self.answers),
-                                 *([("label", pa.bool_())] if kind == "labelled" else []), ("notice", pa.uint8())])
+                                 *([("label", pa.bool_())] if kind == "labelled" else []),
+                                 *([("turns", _IDS)] if kind == "demonstrations" else []),
+                                 *([("margin", pa.float32())] if kind == "pairs" else []), ("notice", pa.uint8())])
         self.unseen = set(columns)
         self.problems: list[str] = []
         self.overlong: list[str] = []
@@ -244,7 +249,8 @@ class Scan:
                 return None
             fitted = found
         return {"row": index, "prompt": fitted.prompt, **dict(zip(self.answers, fitted.answers, strict=True)),
-                "label": example.label, "notice": int(fitted.notice)}
+                "label": example.label, "turns": fitted.turns, "margin": example.margin,
+                "notice": int(fitted.notice)}
 
     def _message(self, what: str, found: list[str], fix: str) -> str:
         shown = "\n  ".join([*found[:_SHOWN], *[f"… and {len(found) - _SHOWN:,} more"] * (len(found) > _SHOWN)])

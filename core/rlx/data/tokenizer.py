@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import json
@@ -32,15 +33,17 @@ class Notice(IntFlag):
     SPECIAL = 16
     REWRITTEN = 32
     CUT = 64
+    FIXED = 128
 
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A row as token ids, and what is to be known of it."""
+    """A row as token ids, where of the prompt earlier turns to learn begin and end, and what is to be known of it."""
 
     prompt: list[int]
     answers: tuple[list[int], ...] = ()
     notice: Notice = Notice(0)  # noqa: RUF009 - immutable
+    turns: tuple[int, ...] = ()
 
 
 class _Written(NamedTuple):
@@ -131,7 +134,9 @@ class Tokenizer:
         names = ("chosen", "rejected") if len(written.answers) == 2 else ("completion",)
         answers = tuple(self._closed(*answer) for answer in zip(written.answers, parts[1:], names, strict=False))
         if example.prompt:
-            return Encoded(self._prompt_ids(example.prompt, parts[0]), answers, written.notice)
+            prompt = self._prompt_ids(example.prompt, parts[0])
+            turns, fixed = self._earlier_turns(example, prompt) if example.dialogue else ((), False)
+            return Encoded(prompt, answers, written.notice | (Notice.FIXED if fixed else Notice(0)), turns)
         [ids] = answers
         whole = ids if ids[:1] == self.lead else [*self.lead, *ids]
         if len(whole) < 2:
@@ -163,6 +168,23 @@ class Tokenizer:
             raise RowProblem("messages", "end with a call of a tool, which the model's chat template does not write")
         opened = before.rstrip().endswith(_THINK) and text.lstrip().startswith(_THINK)
         return text.lstrip().removeprefix(_THINK) if opened else text, True
+
+    def _earlier_turns(self, example: Example, prompt: list[int]) -> tuple[tuple[int, ...], bool]:
+        """Begin and end of each assistant turn in a prompt; and whether one cannot be learned.
+
+        It can where the row goes on exactly as it stood when the model had that turn to write: some templates write
+        earlier turns otherwise, for example without their thinking.
+        """
+        messages = [] if isinstance(example.prompt, str) else example.prompt
+        places, found = [i for i, message in enumerate(messages) if message["role"] == "assistant"], list[int]()
+        for i in places:
+            with contextlib.suppress(RowProblem):  # a template may refuse a part of a conversation
+                before, whole = (self._encode(self._render(messages[:n], n == i, example.tools)) for n in (i, i + 1))
+                start = len(before)
+                stop = next((k + 1 for k in range(start, len(whole)) if whole[k] in self.stop_token_ids), len(whole))
+                if before == whole[:start] and whole[:stop] == prompt[:stop] and start < stop:
+                    found += [start, stop]
+        return tuple(found), len(found) < 2 * len(places)
 
     def _before(self, prompt: Prompt, tools: Sequence[Any] | None) -> str:
         return prompt if isinstance(prompt, str) else self._render(prompt, True, tools)

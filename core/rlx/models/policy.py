@@ -13,6 +13,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rlx.models.logprobs import install_logprob_head
 from rlx.models.lora import has_lora, merged_weights, plain_model
+from rlx.models.rows import branched_states, packed_states
 from rlx_sdk import ModelError
 
 Gathered = Callable[..., AbstractContextManager[Any]]
@@ -20,7 +21,16 @@ Gathered = Callable[..., AbstractContextManager[Any]]
 
 
 class Trained(nn.Module):
-    """What `CausalLM` and `Scorer` share. Attribute ``model`` is the plain HF model."""
+    """What `CausalLM` and `Scorer` share.
+
+    Attributes:
+        model: the plain HF model.
+        packed: rows of a pass lie behind each other, without padding.
+        shares: two sides of a pair can be computed with their prompt once.
+    """
+
+    packed = False
+    shares = False
 
     def __init__(self, model: Any) -> None:
         """Wrap the model."""
@@ -42,12 +52,37 @@ class Trained(nn.Module):
         """Keep no activations of a layer in passes with gradients."""
         self._checkpointed = _checkpointed_layers(self.model)
 
+    def pack(self) -> None:
+        """Compute rows without padding from now on.
+
+        Raises:
+            ModelError: rows would see each other.
+        """
+        tokens = _some_tokens(self.model, 3)
+        found, other = (packed_states(self._decoder(), tokens[rows], tokens.new_tensor([5, 8]))[1]
+                        for rows in ([0, 1], [2, 1]))
+        if not _same(found, other, self._states(tokens[1:2], None)[0]):
+            raise ModelError(f"train.packing: {type(self.model).__name__} lets rows that lie behind each other see "
+                             "each other; leave packing out")
+        self.packed, self.shares = True, False
+
+    def _decoder(self) -> Any:
+        return self.model.get_decoder()
+
+    def _states(self, tokens: Tensor, length: Tensor | None) -> Tensor:
+        """``[B, T, H]`` last hidden states."""
+        with _recomputing(self._checkpointed):
+            if self.packed:
+                full = torch.full_like(tokens[:, 0], tokens.shape[1])
+                return packed_states(self._decoder(), tokens, full if length is None else length)
+            states: Tensor = self._decoder()(input_ids=tokens, use_cache=False).last_hidden_state
+            return states
+
 
 class CausalLM(Trained):
     """An HF causal language model that answers with logprobs of chosen tokens instead of logits.
 
     The decoder runs over the whole sequence; the head only over positions whose next token is in the mask.
-    Attribute ``model`` is the plain HF model.
     """
 
     def __init__(self, model: Any) -> None:
@@ -55,9 +90,10 @@ class CausalLM(Trained):
         super().__init__(model)
         _refuse_transformed_logits(model)
         install_logprob_head(model.get_output_embeddings())
+        self.shares = _can_branch(model)
 
-    def forward(self, tokens: Tensor, mask: Tensor, temperature: float = 1.0,
-                entropy: bool = True) -> tuple[Tensor, Tensor]:
+    def forward(self, tokens: Tensor, mask: Tensor, temperature: float = 1.0, entropy: bool = True,
+                length: Tensor | None = None, branch: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Logprobs and entropy, ``[B, T]`` float32 each, 0 where the mask is false.
 
         Args:
@@ -65,11 +101,16 @@ class CausalLM(Trained):
             mask: ``[B, T]`` bool; column 0 is ignored, since nothing predicts token 0.
             temperature: logits are divided by it.
             entropy: compute it; without, it is 0 everywhere.
+            length: ``[B]`` real tokens, for packing; default: all.
+            branch: ``[B, T]`` of `rlx.models.rows.joined`, for two answers behind one prompt.
         """
         wanted = mask[:, 1:].bool()
-        with _recomputing(self._checkpointed):
-            hidden = self.model.get_decoder()(input_ids=tokens, use_cache=False).last_hidden_state
-        picked = self.model.get_output_embeddings()(hidden[:, :-1][wanted], targets=tokens[:, 1:][wanted],
+        if branch is None:
+            before = self._states(tokens, length)[:, :-1]
+        else:
+            with _recomputing(self._checkpointed):
+                before = branched_states(self._decoder(), tokens, branch)[:, 1:]
+        picked = self.model.get_output_embeddings()(before[wanted], targets=tokens[:, 1:][wanted],
                                                     temperature=temperature, entropy=entropy)
         logprobs, entropies = (_scatter(x, wanted) for x in picked)
         return logprobs, entropies
@@ -89,13 +130,13 @@ class Scorer(Trained):
         """Arguments of `forward` that reach every weight."""
         return (torch.zeros(1, 2, dtype=torch.long, device=device),)
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, length: Tensor | None = None) -> Tensor:
         """``[B, T]`` float32: the number read off each token, having seen it and all before."""
-        decoder = getattr(self.model, self.model.base_model_prefix)
-        with _recomputing(self._checkpointed):
-            hidden = decoder(input_ids=tokens, use_cache=False).last_hidden_state
-        scores: Tensor = self.model.score(hidden).squeeze(-1)
+        scores: Tensor = self.model.score(self._states(tokens, length)).squeeze(-1)
         return scores.float()
+
+    def _decoder(self) -> Any:
+        return getattr(self.model, self.model.base_model_prefix)
 
 
 def _plain_weights(model: Any, gathered: Gathered) -> Iterator[tuple[str, Tensor]]:
@@ -139,14 +180,41 @@ def _scatter(picked: Tensor, wanted: Tensor) -> Tensor:
     return nn.functional.pad(grid, (1, 0))
 
 
+def _some_tokens(model: Any, rows: int) -> Tensor:
+    """``[rows, 8]`` of any tokens."""
+    config = model.config.get_text_config()
+    tokens = torch.arange(1, 1 + 8 * rows, device=next(model.parameters()).device).reshape(rows, 8)
+    return tokens % int(config.vocab_size)
+
+
+def _same(found: Tensor, other: Tensor, plain: Tensor) -> bool:
+    """Whether states do not change with what they must not see, and are what they are by themselves."""
+    rounding = torch.finfo(plain.dtype).eps ** 0.5
+    return torch.allclose(found, other, rtol=1e-4, atol=1e-5) and torch.allclose(found, plain, rounding, rounding)
+
+
+@torch.no_grad()
+def _can_branch(model: Any) -> bool:
+    """Whether an attention mask of ours is all that decides what a token sees; a window would be lost."""
+    config = model.config.get_text_config()
+    kinds = getattr(config, "layer_types", None) or [getattr(config, "sliding_window", None) or "full_attention"]
+    if set(kinds) != {"full_attention"} or config._attn_implementation != "sdpa":
+        return False
+    tokens = _some_tokens(model, 2)[[0, 1, 1]]
+    tokens[2, 2:5] = tokens[0, 2:5]
+    decoder, branch = model.get_decoder(), tokens.new_tensor([0, 0, 1, 1, 1, 2, 2, 2]).expand(1, 8)
+    found, other = (branched_states(decoder, row[None], branch)[0, 6:] for row in tokens[1:])
+    plain = decoder(input_ids=tokens[1:2, [0, 1, 5, 6, 7]], use_cache=False).last_hidden_state[0, 2:4]
+    return _same(found, other, plain)
+
+
 @torch.no_grad()
 def _refuse_transformed_logits(model: Any) -> None:
     """Some architectures cap or scale logits around the head; their logprobs would be silently wrong.
 
     Large numbers are put in place of the head's answer: a cap hardly shows on the small logits of untrained weights.
     """
-    device = next(model.parameters()).device
-    tokens = torch.arange(1, 9, device=device)[None] % model.config.get_text_config().vocab_size
+    tokens = _some_tokens(model, 1)
     seen: list[tuple[Tensor, Tensor]] = []
 
     def replace(head: nn.Module, args: tuple[Tensor], output: Tensor) -> Tensor:

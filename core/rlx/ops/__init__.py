@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         returns_to_go,
     )
     from rlx.ops.kl import adapt_kl_coef, kl_estimate
-    from rlx.ops.masked import LOG_RATIO_LIMIT, clamped_exp, masked_mean, masked_sum, whiten
+    from rlx.ops.masked import LOG_RATIO_LIMIT, clamped_exp, last_run, masked_mean, masked_sum, whiten
     from rlx.ops.ppo import (
         PolicyLoss,
         importance_weights,
@@ -71,6 +71,7 @@ __all__ = [
     "importance_weights",
     "kl_estimate",
     "kto_loss",
+    "last_run",
     "leave_one_out",
     "masked_mean",
     "masked_sum",

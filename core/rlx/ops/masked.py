@@ -23,6 +23,12 @@ def masked_mean(x: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
     return masked_sum(x, mask, dim) / count.clamp(min=1)
 
 
+def last_run(mask: Tensor) -> Tensor:
+    """``[B, T]`` bool: of each row only the last run of kept entries, as the last turn of a conversation."""
+    ahead = (~mask[:, :-1] & mask[:, 1:]).flip(1).cumsum(1).flip(1)  # runs that begin behind an entry
+    return mask & (torch.nn.functional.pad(ahead, (0, 1)) == 0)
+
+
 def clamped_exp(x: Tensor) -> Tensor:
     """``exp(x)`` with ``x`` clamped to ±20."""
     return torch.exp(x.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT))

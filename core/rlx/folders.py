@@ -1,0 +1,34 @@
+"""What a model's folder tells without loading it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from rlx.layers import lookup
+from rlx.text import did_you_mean, listing
+
+
+def folder_problems(setting: str, value: str) -> Iterator[str]:
+    """What is wrong with a model that a setting names, as far as its folder shows."""
+    path = Path(value).expanduser()
+    if path.suffix != ".gguf" and path.is_dir() and not (path / "config.json").is_file():
+        found = listing(sorted(p.name for p in path.iterdir())) or "nothing"
+        yield f"{setting} '{value}' ({path.absolute()}) has no config.json; the folder holds {found}"
+    elif path.is_dir() and not any(path.glob("*.safetensors")):
+        found = listing(sorted(p.name for p in path.iterdir()))
+        yield f"{setting} '{value}' ({path.absolute()}) has no weights (*.safetensors); the folder holds {found}"
+    if not path.exists() and (path.is_absolute() or value.count("/") != 1 or path.suffix == ".gguf"):
+        near = did_you_mean(path.name, [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else [])
+        yield f"{setting} '{value}': there is no such folder (looked at {path.absolute()}).{near}"
+
+
+def context_length(path: Path) -> int | None:
+    """``max_position_embeddings`` of a local HF folder, if it says so."""
+    try:
+        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    found = lookup(config, "max_position_embeddings") or lookup(config, "text_config.max_position_embeddings")
+    return found if isinstance(found, int) else None
