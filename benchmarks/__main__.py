@@ -104,6 +104,7 @@ def parity(model: Annotated[str, typer.Option(help="HF folder; of the 0.5B shape
            seeds: Annotated[int, typer.Option(help="Runs with each.")] = 3,
            at_once: Annotated[int, typer.Option(help="Runs side by side.")] = 1,
            reward: Annotated[str, typer.Option(help="Any reward.")] = "polite_length",
+           options: Annotated[str, typer.Option(help="Backends' options, as JSON by name.")] = "{}",
            settings: Annotated[list[str] | None, typer.Option("--set", help="Settings of all runs.")] = None,
            out: Annotated[Path | None, typer.Option("--json", help="Also write them to this file.")] = None) -> None:
     """PPO with each rollout backend: whether the rewards agree."""
@@ -111,7 +112,8 @@ def parity(model: Annotated[str, typer.Option(help="HF folder; of the 0.5B shape
 
     with tempfile.TemporaryDirectory() as folder:
         path = write_half_b(Path(folder), model) if half_b else model
-        found = parity(path, backends.split(","), seeds, [f"rewards=[{{name: {reward}}}]", *(settings or [])], at_once)
+        found = parity(path, backends.split(","), seeds, [f"rewards=[{{name: {reward}}}]", *(settings or [])],
+                       json.loads(options), at_once)
     typer.echo(json.dumps(found, indent=1))
     if out is not None:
         out.write_text(json.dumps({"versions": _versions(), **found}, indent=1), encoding="utf-8")

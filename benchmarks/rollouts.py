@@ -113,7 +113,8 @@ def _wait() -> None:
         torch.cuda.synchronize()
 
 
-def parity(model: str, backends: list[str], seeds: int, settings: list[str], at_once: int) -> dict[str, Any]:
+def parity(model: str, backends: list[str], seeds: int, settings: list[str], options: dict[str, Any],
+           at_once: int) -> dict[str, Any]:
     """PPO with each backend and several seeds: rewards of the last ten steps, and how far they are apart."""
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / "prompts.jsonl"
@@ -128,7 +129,8 @@ def parity(model: str, backends: list[str], seeds: int, settings: list[str], at_
             running.append(subprocess.Popen(
                 [sys.executable, "-m", "rlx", "train", "--algo", "ppo", "--rollout", name, "--model", model, "--data",
                  str(data), "--name", f"{name}-{seed}", "--json",
-                 *(part for s in (f"run.seed={seed}", f"run.dir={folder}", *settings) for part in ("--set", s))],
+                 *(part for s in (f"run.seed={seed}", f"run.dir={folder}", *settings,
+                                            f"rollout.options={json.dumps(options.get(name, {}))}") for part in ("--set", s))],
                 stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL if "RLX_LOUD" not in os.environ else None))
         codes = [one.wait() for one in running]
         found: dict[str, Any] = {"exit_codes": codes, "settings": settings}

@@ -74,12 +74,15 @@ def load(model: Any, reload: Callable[[Iterator[tuple[str, Tensor]]], Any],
 
     Args:
         model: vLLM's module.
-        reload: the engine's ``reload_weights``. It keeps references until a layer is complete.
+        reload: the engine's ``reload_weights``, for models that keep weights in another form than they are given; it
+            takes several times as long, and keeps references until a layer is complete.
         weights: by HF name; each in memory that nobody writes again.
 
     Returns:
         The engine's own names of those that it found in what was given.
     """
+    if takes_weights_in_place(model):
+        return set(model.load_weights(weights))
     loaded: set[str] = set()
     load_weights = model.load_weights
 
@@ -97,6 +100,14 @@ def load(model: Any, reload: Callable[[Iterator[tuple[str, Tensor]]], Any],
         if hasattr(module, "cpu_linear") and type(module).__name__ == "ParallelLMHead":
             module.quant_method.process_weights_after_loading(module)
     return loaded
+
+
+def takes_weights_in_place(model: Any) -> bool:
+    """Whether the model, on a GPU, computes with its weights as they are given, and nothing made from them."""
+    methods = {type(getattr(module, "quant_method", None)).__name__ for module in model.modules()}
+    derived = any("MLA" in type(module).__name__ for module in model.modules())
+    on_gpu = all(weight.is_cuda for weight in model.parameters())
+    return on_gpu and not derived and methods <= {"NoneType", "UnquantizedLinearMethod", "UnquantizedEmbeddingMethod"}
 
 
 def keep_weights_summable() -> None:
