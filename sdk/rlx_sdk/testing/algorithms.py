@@ -204,6 +204,9 @@ class _Model:
     def logprobs(self, seqs: Sequences) -> Tensor:
         return self.logprobs_and_entropy(seqs)[0]
 
+    def pair_logprobs(self, chosen: Sequences, rejected: Sequences) -> tuple[Tensor, Tensor]:
+        return self.logprobs(chosen), self.logprobs(rejected)
+
     def logprobs_and_entropy(self, seqs: Sequences) -> tuple[Tensor, Tensor]:
         import torch
 
