@@ -1,6 +1,7 @@
 """Speed: ``python -m benchmarks ppo`` is a fixed PPO job by phase, ``engine`` runs algorithms by ZeRO stage.
 
 ``dpo --peer trl`` and ``grpo --peer trl`` set rlx beside TRL on one job.
+``rewards`` measures listing plugins, rules and services.
 """
 
 from __future__ import annotations
@@ -154,6 +155,19 @@ def _beside(algo: str, peer: str, steps: int, batch: int, out: Path | None) -> N
                        f"its peak than before training ({figures['peak_mib']:.0f} in all)")
     if out is not None:
         out.write_text(json.dumps(found, indent=1), encoding="utf-8")
+
+
+@app.command()
+def rewards(out: Annotated[Path | None, typer.Option("--json", help="Also write them to this file.")] = None) -> None:
+    """Listing 20 packages; 10,000 samples through three rules; an HTTP reward at 64 in flight beside bare httpx."""
+    from benchmarks.rewards import http, listing, rules
+
+    found = {}
+    for work in (listing, rules, http):
+        found[work.__name__] = work()
+        typer.echo(json.dumps({work.__name__: found[work.__name__]}))
+    if out is not None:
+        out.write_text(json.dumps({"versions": _versions(), **found}, indent=1), encoding="utf-8")
 
 
 def _peak(lines: list[dict[str, float]]) -> float:

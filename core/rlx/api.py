@@ -7,18 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rlx.functions import as_plugin
 from rlx.launch import place_of
-from rlx.layers import Tree, assign, merge, parse_value, read_spec_file
+from rlx.layers import Tree, assign, merge, named_weight, read_spec_file
 from rlx.plan import resolve
-from rlx.registry import Registry
+from rlx.registry import PROGRAM, Registry
 from rlx.run import Result, run
 from rlx.view import View
 from rlx_sdk import SpecError
-from rlx_sdk import reward as make_reward
-from rlx_sdk.reward import RewardFunction
 
-PROGRAM = "this program"
-"""The package of a function that is given as a reward."""
 RewardLike = str | Callable[..., Any] | Mapping[str, Any]
 
 
@@ -79,19 +76,15 @@ def _shown(plan: Any) -> Result:
 
 def _reward(registry: Registry, one: RewardLike) -> Tree:
     if isinstance(one, str):
-        name, equals, weight = one.rpartition("=")
-        return {"name": name, "weight": parse_value(weight)} if equals else {"name": one}
+        return named_weight(one)
     if isinstance(one, Mapping):
         entry = dict(one)
         return {**entry, **_reward(registry, entry["name"])} if callable(entry.get("name")) else entry
     if not callable(one):
         raise SpecError([f"reward {one!r:.60} is neither a name, nor a function of the samples, nor a mapping"])
-    try:
-        plugin = one if isinstance(one, RewardFunction) else make_reward(getattr(one, "__name__", "reward"))(one)
-    except TypeError as error:
-        raise SpecError([str(error)]) from error
-    registry.add(plugin, PROGRAM)
-    return {"name": f"{PROGRAM}/{plugin.plugin.name}"}
+    plugin = as_plugin(one, getattr(one, "__name__", "reward"))
+    registry.put("reward", plugin, PROGRAM)
+    return {"name": f"{PROGRAM}/{plugin.name}"}
 
 
 def _plain(value: Any) -> Any:

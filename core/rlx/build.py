@@ -29,6 +29,7 @@ from rlx.models import (
 from rlx.plan import Plan
 from rlx.ranks import Ranks
 from rlx.reference import cached_reference
+from rlx.rewards import RewardPanel
 from rlx.rollouts import RolloutSource
 from rlx.sources import Cursor, OfflineSource, Source
 from rlx.trainer import Recorder, Trainer, seed_everything
@@ -40,6 +41,7 @@ def build(plan: Plan, inputs: Inputs, ranks: Ranks, recorder: Recorder) -> Train
     spec, needs = plan.spec, plan.needs
     device = pick_device()
     dtype = pick_dtype(spec.engine.dtype, device)
+    rewards = build_rewards(plan, device)  # first: what cannot work is found before a model is loaded
     seed_everything(spec.run.seed, 0, 0)  # every rank begins with the same new weights
     temperature = spec.rollout.temperature if needs.data == "rollouts" else 1.0
     make = partial(Handle, device=torch.device(device), micro_tokens=spec.train.micro_tokens,
@@ -56,7 +58,7 @@ def build(plan: Plan, inputs: Inputs, ranks: Ranks, recorder: Recorder) -> Train
         cached = role == "reference" and needs.data != "rollouts" and spec.model.reference.cache
         handles[role] = cached_reference(plan, inputs, ranks, load, recorder.note) if cached else load()
     algorithm = plan.algorithm.build()
-    source, exact = _source(plan, algorithm, inputs, modules, engines, ranks, device, dtype)
+    source, exact = _source(plan, algorithm, inputs, modules, engines, ranks, device, dtype, rewards)
     context = RunContext(plan.algorithm.name, handles, ranks, temperature, plan.single_update, exact,
                          spec.rollout.max_completion)
     return Trainer(algorithm, source, engines, context, ranks, spec.train, spec.run, inputs.total_steps,
@@ -104,7 +106,8 @@ def _load(plan: Plan, role: Role, dtype: torch.dtype, device: str) -> Any:
 
 
 def _source(plan: Plan, algorithm: Algorithm[Any], inputs: Inputs, modules: dict[Role, Any],
-            engines: dict[Role, Engine], ranks: Ranks, device: str, dtype: torch.dtype) -> tuple[Source, bool]:
+            engines: dict[Role, Engine], ranks: Ranks, device: str, dtype: torch.dtype,
+            rewards: RewardPanel) -> tuple[Source, bool]:
     """The source, and whether its rollouts are exactly the policy's."""
     spec, tokenizer = plan.spec, inputs.tokenizer
     end = len(inputs.train) * spec.train.epochs if spec.train.epochs else None
@@ -119,6 +122,6 @@ def _source(plan: Plan, algorithm: Algorithm[Any], inputs: Inputs, modules: dict
         modules["policy"].model, spec.model.path, tokenizer.stop_token_ids, tokenizer.pad_token_id, device,
         str(dtype).removeprefix("torch."), context_length(Path(spec.model.path)) or longest,
         engines["policy"].whole, inputs.total_steps * spec.train.batch_size // ranks.world * plan.group_size * limit))
-    source = RolloutSource(inputs.train, inputs.held_out, cursor, tokenizer, backend, build_rewards(plan, device),
-                           sampling, eval_sampling, plan.group_size, spec.run.seed, plan.needs, algorithm.keep)
+    source = RolloutSource(inputs.train, inputs.held_out, cursor, tokenizer, backend, rewards, sampling, eval_sampling,
+                           plan.group_size, spec.run.seed, plan.needs, algorithm.keep)
     return source, backend.exact

@@ -14,7 +14,8 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=N
 
 SpecFile = Annotated[Path | None, typer.Argument(metavar="[SPEC.yaml]", help="Settings; flags go on top.")]
 Algo = Annotated[str | None, typer.Option(help="Algorithm, e.g. ppo, dpo, sft.")]
-RewardFlag = Annotated[list[str] | None, typer.Option("--reward", help="Reward NAME or NAME=WEIGHT; may be repeated.")]
+RewardFlag = Annotated[list[str] | None, typer.Option(
+    "--reward", help="NAME, file.py:function, hf:MODEL or a URL, or one of them and =WEIGHT; may be repeated.")]
 Model = Annotated[str | None, typer.Option(help="HF folder, hub name or .gguf file. Default: the bundled quickstart.")]
 Data = Annotated[str | None, typer.Option(help="A parquet, jsonl, json or csv file, a folder, or a pattern.")]
 Rollout = Annotated[str | None, typer.Option(help="Rollout backend, e.g. hf.")]
@@ -138,6 +139,30 @@ def schema() -> None:
         _print_json(spec_schema())
 
 
+@app.command(name="new-reward")
+def new_reward(name: Annotated[str, typer.Argument(help="Of the reward, e.g. short_answer.")],
+               into: Annotated[Path, typer.Option(help="Folder to make the package's folder in.")] = Path()) -> None:
+    """Write a complete package with one reward, to change and to publish."""
+    with _errors():
+        from rlx.new_reward import new_reward as write
+
+        folder = write(name, into)
+        typer.echo(f"wrote {folder}\nnext: cd {folder} && pip install -e '.[test]' && pytest")
+
+
+@app.command(name="serve-reward")
+def serve_reward(name: Annotated[str, typer.Argument(help="A reward, as --reward takes it.")],
+                 host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+                 port: Annotated[int, typer.Option(help="Port to listen on.")] = 8000,
+                 device: Annotated[str, typer.Option(help="For models, e.g. cuda:0.")] = "cpu",
+                 settings: SetFlag = None) -> None:
+    """Serve a reward over HTTP, for --reward http://HOST:PORT. --set sets its own options."""
+    with _errors():
+        from rlx.serve import serve
+
+        serve(name, _assigned(settings), host, port, device)
+
+
 @app.command()
 def sample(checkpoint: Annotated[str, typer.Argument(help="A run, a checkpoint, or an HF folder.")],
            prompts: Annotated[str, typer.Option(help="A file with prompts, or one prompt as text.")],
@@ -167,8 +192,7 @@ def _settings(spec: Path | None, algo: str | None = None, reward: list[str] | No
               resume: str | None = None, name: str | None = None, settings: list[str] | None = None) -> dict[str, Any]:
     """Spec file and flags as one tree of settings."""
     with _errors():
-        from rlx.layers import assign, merge, parse_value, read_spec_file
-        from rlx_sdk import SpecError
+        from rlx.layers import assign, merge, named_weight, read_spec_file
 
         over: dict[str, Any] = {}
         for setting, value in (("algo.name", algo), ("model.path", model), ("data.path", data),
@@ -177,20 +201,22 @@ def _settings(spec: Path | None, algo: str | None = None, reward: list[str] | No
             if value is not None:
                 assign(over, setting, value)
         if reward:
-            over["rewards"] = [_reward(text) for text in reward]
-        for text in settings or ():
-            setting, equals, value = text.partition("=")
-            if not equals:
-                raise SpecError([f"--set {text}: write it as setting=value, e.g. --set train.batch_size=64"])
-            assign(over, setting.strip(), parse_value(value))
-        return merge(read_spec_file(spec) if spec else {}, over)
+            over["rewards"] = [named_weight(text) for text in reward]
+        return merge(read_spec_file(spec) if spec else {}, _assigned(settings, over))
 
 
-def _reward(text: str) -> dict[str, Any]:
-    from rlx.layers import parse_value
+def _assigned(settings: list[str] | None, over: dict[str, Any] | None = None) -> dict[str, Any]:
+    """What --set sets, on top of a tree."""
+    from rlx.layers import assign, parse_value
+    from rlx_sdk import SpecError
 
-    name, equals, weight = text.rpartition("=")
-    return {"name": name, "weight": parse_value(weight)} if equals else {"name": text}
+    over = {} if over is None else over
+    for text in settings or ():
+        setting, equals, value = text.partition("=")
+        if not equals:
+            raise SpecError([f"--set {text}: write it as setting=value, e.g. --set train.batch_size=64"])
+        assign(over, setting.strip(), parse_value(value))
+    return over
 
 
 def _resolve(registry: Any, given: dict[str, Any]) -> Any:

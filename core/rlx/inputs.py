@@ -9,8 +9,10 @@ from rlx.data import Limits, Prepared, Tokenizer, load_tokenizer, open_rows, pre
 from rlx.data.cache import Progress, unseen
 from rlx.data.files import Paths
 from rlx.folders import context_length
-from rlx.plan import Plan
+from rlx.isolate import IsolatedReward
+from rlx.plan import Chosen, Plan
 from rlx.rewards import Provider, RewardPanel
+from rlx.spec import RewardSpec
 from rlx.text import listing
 from rlx_sdk import DataError, ModelError, RewardContext
 
@@ -82,5 +84,11 @@ def _limits(plan: Plan) -> Limits:
 def build_rewards(plan: Plan, device: str = "cpu") -> RewardPanel:
     """The rewards of a plan."""
     context = RewardContext(device, plan.spec.run.seed)
-    return RewardPanel([Provider(chosen.name, chosen.entry.label, spec, chosen.build(context))
-                        for chosen, spec in zip(plan.rewards, plan.spec.rewards, strict=True)])
+    providers = [Provider(chosen.name, chosen.entry.label, spec, _isolated(chosen, spec, context) if spec.isolate else
+                          chosen.build(context)) for chosen, spec in zip(plan.rewards, plan.spec.rewards, strict=True)]
+    return RewardPanel(providers, plan.spec.combine == "normalized")
+
+
+def _isolated(chosen: Chosen, spec: RewardSpec, context: RewardContext) -> IsolatedReward:
+    options = chosen.options.model_dump(mode="json", exclude_unset=True)
+    return IsolatedReward(spec.name, options, context, spec.timeout)

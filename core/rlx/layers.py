@@ -70,6 +70,15 @@ def parse_value(text: str) -> Any:
         return text
 
 
+def named_weight(text: str) -> Tree:
+    """``NAME`` or ``NAME=WEIGHT`` as a reward of the spec; a URL may hold ``=`` too."""
+    name, equals, weight = text.rpartition("=")
+    value = parse_value(weight)
+    if not equals or (":" in name and not isinstance(value, int | float)):
+        return {"name": text}
+    return {"name": name, "weight": value}
+
+
 def read_spec_file(path: Path) -> Tree:
     """A spec file as a tree; its paths are taken relative to the file where that exists, else as given.
 
@@ -116,6 +125,11 @@ def _each_path(tree: Tree, settings: Sequence[str], change: Callable[[str], str]
         elif isinstance(value, list | dict):
             names = [change(path) if isinstance(path, str) else path for path in value]
             assign(tree, setting, names if isinstance(value, list) else dict(zip(names, value.values(), strict=True)))
+    rewards = tree.get("rewards")
+    for entry in rewards if isinstance(rewards, list) else ():
+        if isinstance(entry, dict) and isinstance(entry.get("name"), str):  # file.py:function, or hf:folder
+            head, colon, rest = entry["name"].partition(":")
+            entry["name"] = f"{change(head)}:{rest if head.endswith('.py') else change(rest)}" if colon else head
     return tree
 
 

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-NOISY = ("DeepSpeed", "deepspeed", "transformers", "torch", "py.warnings")
+NOISY = ("rlx", "DeepSpeed", "deepspeed", "transformers", "torch", "py.warnings")
 
 
 @contextlib.contextmanager

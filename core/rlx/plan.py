@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from rlx.folders import context_length, folder_problems
+from rlx.combinations import conflicts, gpu_is_there, inert
+from rlx.folders import folder_problems
+from rlx.functions import find_reward
 from rlx.layers import QUICKSTART, Tree, expand_home, leaves, lookup, merge, read_spec_file, remove
 from rlx.problems import sentences
 from rlx.registry import Entry, Registry
@@ -25,15 +25,11 @@ AUTO = "auto"
 
 @dataclass(frozen=True)
 class Chosen:
-    """A plugin with its options."""
+    """A plugin with its options, and what it is called in metrics and messages."""
 
     entry: Entry
     options: Any
-
-    @property
-    def name(self) -> str:
-        """The plugin's name."""
-        return self.entry.name
+    name: str
 
     def build(self, *args: Any) -> Any:
         """Build it."""
@@ -128,7 +124,7 @@ class _Resolver:
         plan = Plan(spec, needs, with_rewards, algorithm, rewards, rollout if needs.data == "rollouts" else None,
                     trackers, tuple(self.notes))
         plan = self._kind_to_groups(plan)
-        self.problems += [*_inert(plan, set(leaves(self.given))), *_conflicts(plan, self.registry)]
+        self.problems += [*inert(plan, set(leaves(self.given))), *conflicts(plan, self.registry)]
         if self.problems:
             raise SpecError(list(dict.fromkeys(self.problems)))
         return plan
@@ -149,7 +145,7 @@ class _Resolver:
         name = lookup(self.tree, "rollout.name") or AUTO
         fallback = []
         if name == AUTO:
-            gpu = _gpu_is_there()
+            gpu = gpu_is_there()
             wanted = {e.name: e for e in self.registry.entries("rollout") if e.plugin.auto(gpu) > 0}
             ranked = sorted(wanted.values(), key=lambda e: -e.plugin.auto(gpu))
             usable = [e for e in ranked if not e.missing()]
@@ -163,7 +159,8 @@ class _Resolver:
 
     def _choose_all(self, kind: Kind, section: str) -> tuple[Chosen, ...]:
         items = self.tree.get(section)
-        chosen = [self._choose(kind, item.get("name"), item.get("options"), f"{section}[{i}].options.")
+        chosen = [self._choose(kind, item.get("name"), item.get("options"), f"{section}[{i}].options.",
+                               item.get("label"))
                   for i, item in enumerate(items if isinstance(items, list) else []) if isinstance(item, Mapping)]
         return tuple(c for c in chosen if c)
 
@@ -171,115 +168,41 @@ class _Resolver:
         algo = self.tree.get("algo")
         return {k: v for k, v in algo.items() if k != "name"} if isinstance(algo, Mapping) else {}
 
-    def _choose(self, kind: Kind, name: Any, options: Any, prefix: str) -> Chosen | None:
+    def _choose(self, kind: Kind, name: Any, options: Any, prefix: str, label: Any = None) -> Chosen | None:
         if not isinstance(name, str) or not isinstance(options, Mapping | None):
             return None  # the spec's own types say so
         try:
-            entry = self.registry.get(kind, name)
+            entry, own = (find_reward(self.registry, name) if kind == "reward" else
+                          self.registry.named(kind, name))
             model = entry.call("config")
         except PluginError as error:
             self.problems.append(str(error))
             return None
-        validated = self._validate(model, options or {}, prefix)
-        return None if validated is None else Chosen(entry, validated)
+        self.problems += [f"{prefix}{option} and '{name}' both set it; leave one out" for option in own
+                          if option in (options or {})]
+        validated = self._validate(model, {**(options or {}), **own}, prefix)
+        called = ":".join([entry.name, *(Path(argument).name for argument in own.values())])
+        return None if validated is None else Chosen(entry, validated, label or called)
 
     def _validate(self, model: type[Any], value: Any, prefix: str) -> Any:
         try:
-            # JSON mode: strict about types, yet a list may become a tuple, as everything here comes from YAML.
-            return model.model_validate_json(json.dumps(value))
-        except ValidationError as error:
-            self.problems += sentences(error, model, value, prefix)
-        except TypeError as error:
-            self.problems.append(f"{prefix.rstrip('.') or 'the spec'} holds a value that YAML could not: {error}")
+            return validated(model, value, prefix)
+        except SpecError as error:
+            self.problems += error.problems
         return None
 
 
-def _inert(plan: Plan, given: set[str]) -> Iterator[str]:
-    """Settings the user gave that cannot act in this combination."""
-    needs, name = plan.needs, plan.algorithm.name
-    offline = f"{name} learns from {needs.data} in the data file here, so nothing is sampled"
-    rules: list[tuple[str, bool, str]] = [
-        ("rollout", needs.data == "rollouts", offline),
-        ("rewards", needs.rewards, f"{name} uses no reward"),
-        *((f"train.optim.{role}", role in needs.trains, f"{name} trains no {role}")
-          for role in type(plan.spec.train.optim).model_fields),
-        ("model.critic", "critic" in needs.trains, f"{name} trains no critic"),
-        ("model.lora", "policy" in needs.trains, f"{name} trains no policy"),
-        ("model.reference", "reference" in needs.frozen, f"{name} compares with no reference here"),
-        ("model.reference.cache", needs.data != "rollouts", "sampled completions are new each time"),
-        ("data.max_length", needs.data != "rollouts", f"{name} samples its completions; set rollout.max_completion"),
-        ("run.sample_every", needs.data == "rollouts", f"{name} writes no samples here"),
-        ("run.keep", plan.spec.run.save_every is not None, "without run.save_every only one checkpoint is written"),
-        *((setting, bool(plan.spec.data.eval), "there is no data.eval to evaluate on")
-          for setting in ("run.eval_every", "rollout.eval")),
-        *((f"algo.{option}", not plan.single_update, "each batch makes one update (train.minibatches and "
-           "train.update_epochs are 1)") for option in sorted(needs.several_updates)),
-    ]
-    for prefix, acts, why in rules:
-        hit = sorted(s for s in given if s == prefix or s.startswith(prefix + "."))
-        if hit and not acts:
-            yield f"{listing(hit)} can have no effect: {why}. Leave it out."
+def validated(model: type[Any], value: Any, prefix: str = "") -> Any:
+    """Settings as an object of their class.
 
-
-def _conflicts(plan: Plan, registry: Registry) -> Iterator[str]:
-    """Values that are each fine and cannot work together."""
-    spec, needs, name = plan.spec, plan.needs, plan.algorithm.name
-    if spec.model.lora and find_spec("peft") is None:
-        yield "model.lora needs the package 'peft', which is not installed: pip install 'rlx[peft]'"
-    if needs.rewards and not spec.rewards:
-        rewards = listing((e.name for e in registry.entries("reward")), 12)
-        yield f"{name} needs a reward: give --reward NAME (installed: {rewards})"
-    if needs.data == "rollouts" and plan.group_size < needs.min_group:
-        yield (f"rollout.group_size = {plan.group_size}: {name} compares completions of one prompt and needs at least "
-               f"{needs.min_group}")
-    if needs.data == "rollouts" and spec.rollout.max_completion < needs.min_completion:
-        yield (f"rollout.max_completion = {spec.rollout.max_completion}: {name} with these options needs at least "
-               f"{needs.min_completion}")
-    if needs.teacher and spec.model.reference.path is None:
-        yield f"{name} learns from another model: name it with model.reference.path"
-    if needs.rounds > 1 and spec.train.epochs is not None:
-        yield (f"train.epochs: {name} samples as many prompts as it needs, so passes over the data do not say how long "
-               "the run is; give --steps N")
-    if spec.run.resume == "auto" and spec.run.name is None:
-        yield "run.resume = auto continues the run of one name; give it with --name (run.name)"
-    if spec.engine.offload == "all" and spec.engine.zero_stage < 3:
-        yield "engine.offload = all moves weights that are split over the ranks: set engine.zero_stage = 3 with it"
-    if spec.train.steps is None and spec.train.epochs is None:
-        yield "no length: give --steps N, or train.epochs"
-    if spec.train.steps is not None and spec.train.epochs is not None:
-        yield "train.steps and train.epochs both say how long to train; give one"
-    rows = spec.train.batch_size * (plan.group_size if needs.data == "rollouts" else 1)
-    if spec.train.minibatches > rows:
-        yield f"train.minibatches = {spec.train.minibatches} splits a batch of {rows} rows into more parts than rows"
-    names = [r.name for r in plan.rewards]
-    yield from (f"reward '{n}' is named twice; give it once with the weight you mean"
-                for n in dict.fromkeys(names) if names.count(n) > 1)
-    yield from _model_problems(plan)
-
-
-def _model_problems(plan: Plan) -> Iterator[str]:
-    """What local model folders tell without loading them."""
-    spec = plan.spec
-    for setting in ("model.path", "model.critic.init", "model.reference.path"):
-        value = lookup(spec.model.model_dump(), setting.removeprefix("model."))
-        if value is not None:
-            yield from folder_problems(setting, value)
-    context = context_length(Path(spec.model.path).expanduser())
-    prompt, completion, total = spec.data.max_prompt, spec.rollout.max_completion, spec.data.max_length
-    limit = f"{context}, the model's context (max_position_embeddings)"
-    if context and plan.needs.data == "rollouts" and (prompt or 1) + completion > context:
-        summands = f"data.max_prompt + rollout.max_completion = {prompt} + {completion}"
-        yield f"{summands if prompt else f'a prompt + rollout.max_completion = 1 or more + {completion}'} > {limit}"
-    if context and plan.needs.data != "rollouts" and total and total > context:
-        yield f"data.max_length = {total} > {limit}"
-    other = spec.model.reference.path and context_length(Path(spec.model.reference.path).expanduser())
-    longest = (prompt or 0) + completion if plan.needs.data == "rollouts" else total or context or 0
-    if other and longest > other:
-        yield f"rows of up to {longest} tokens > {other}, the context of model.reference.path; set data.max_length"
-    if total and prompt and total <= prompt:
-        yield f"data.max_length = {total} leaves nothing for an answer after data.max_prompt = {prompt}"
-
-
-def _gpu_is_there() -> bool:
-    """Whether torch will find one; asked of the driver, since torch is not loaded yet."""
-    return os.environ.get("CUDA_VISIBLE_DEVICES", "0") not in ("", "-1") and Path("/dev/nvidiactl").exists()
+    Raises:
+        SpecError: with every problem.
+    """
+    try:
+        # JSON mode: strict about types, yet a list may become a tuple, as everything here comes from YAML.
+        return model.model_validate_json(json.dumps(value))
+    except ValidationError as error:
+        raise SpecError(sentences(error, model, value, prefix)) from error
+    except TypeError as error:
+        where = prefix.rstrip(".") or "the spec"
+        raise SpecError([f"{where} holds a value that YAML could not: {error}"]) from error

@@ -18,6 +18,8 @@ from rlx_sdk.errors import cause
 from rlx_sdk.plugins import RECORDS
 
 GROUP = "rlx"
+PROGRAM = "this program"
+"""The package of a function that is given as a reward."""
 KINDS: tuple[Kind, ...] = tuple(RECORDS)
 _HOOKS: dict[str, Kind] = {f"rlx_{kind}s": kind for kind in KINDS}
 
@@ -111,7 +113,11 @@ class Registry:
             raise PluginError(f"it implements none of the hooks {', '.join(_HOOKS)}")
         found = [(caller.name, record) for caller in callers for record in _records(caller)]
         for hook, record in found:
-            self._entries[_HOOKS[hook]].append(Entry(record, package, version))
+            self.put(_HOOKS[hook], record, package, version)
+
+    def put(self, kind: Kind, record: Plugin, package: str, version: str = "?") -> None:
+        """Take one plugin."""
+        self._entries[kind].append(Entry(record, package, version))
 
     def entries(self, kind: Kind) -> list[Entry]:
         """All plugins of a kind, by name."""
@@ -134,6 +140,22 @@ class Registry:
             raise PluginError(f"{kind} '{name}' needs the package '{module}', which is not installed: "
                               f"pip install '{what}'")
         return found[0]
+
+    def named(self, kind: Kind, text: str) -> tuple[Entry, dict[str, Any]]:
+        """The plugin that `get` finds, or the one that ``name:argument`` means, with the option its argument sets.
+
+        Raises:
+            PluginError: as `get`.
+        """
+        head, colon, rest = text.partition(":")
+        if not colon or not self.offers(kind, head):
+            return self.get(kind, text), {}
+        entry = self.get(kind, head)
+        return entry, {entry.plugin.argument: text if rest.startswith("//") else rest}
+
+    def offers(self, kind: Kind, name: str) -> bool:
+        """Whether a plugin of that name takes an argument, so that ``name:argument`` means it."""
+        return any(e.plugin.argument and name in (e.name, f"{e.package}/{e.name}") for e in self._entries[kind])
 
     def broken_note(self) -> str:
         """Plugins that could not be loaded, as the end of a message: what was asked for may be among them."""

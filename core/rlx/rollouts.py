@@ -16,8 +16,9 @@ from torch import Tensor
 
 from rlx.batching import pad_sequences
 from rlx.data import Prepared, Tokenizer
+from rlx.guard import generators_kept
 from rlx.metrics import Accumulator
-from rlx.rewards import Judged, RewardPanel
+from rlx.rewards import Judged, RewardPanel, measure
 from rlx.sources import Collected, Cursor, Timer
 from rlx_sdk import (
     Generation,
@@ -40,7 +41,10 @@ EVAL_STREAM = 1 << 40
 
 @dataclass(frozen=True)
 class _Row:
-    """One completion. ``position`` is its prompt's place in the run; completions of one prompt share it."""
+    """One completion. ``position`` is its prompt's place in the run; completions of one prompt share it.
+
+    ``reward`` is what the algorithm learns from, ``total`` the weighted sum of the scores, which people read.
+    """
 
     position: int
     row: int
@@ -48,6 +52,7 @@ class _Row:
     generation: Generation
     sample: Sample
     reward: float
+    total: float
     judged: bool
     spans: Sequence[tuple[int, float]]
 
@@ -137,22 +142,26 @@ class RolloutSource:
                       phase: Timer) -> _Round:
         requests = [Request(prepared.ids(row, "prompt"), sampling, self._group_size, _seed(self._seed, position))
                     for position, row in places]
-        with phase("rollout"):
+        with phase("rollout"), generators_kept():  # async rewards work meanwhile
+            done: dict[int, list[tuple[Generation, Sample]]] = {}
             try:
-                done = dict(self._backend.generate(requests))
+                for i, generations in self._backend.generate(requests):
+                    done[i] = [(g, self._sample(prepared, places[i][1], g)) for g in generations]
+                    self._rewards.start(places[i][0], [sample for _, sample in done[i]])
             finally:
                 self._backend.release()
             self._cursor.ranks.gather(None)  # the phase lasts until the last rank is done
-            flat = [(i, g) for i in range(len(requests)) for g in done[i]]
-            self._refuse_stale(g for _, g in flat)
-        with phase("reward"):
-            samples = [self._sample(prepared, places[i][1], g) for i, g in flat]
-            judged = self._rewards.score(samples, [prepared.place(places[i][1]) for i, _ in flat])
+            flat = [(i, g, sample) for i in range(len(requests)) for g, sample in done[i]]
+            self._refuse_stale(g for _, g, _ in flat)
+        with phase("reward"), generators_kept():
+            judged = self._rewards.score([sample for *_, sample in flat],
+                                         [prepared.place(places[i][1]) for i, *_ in flat],
+                                         [places[i][0] for i, *_ in flat])
         if any(judged.spans) and not self._needs.token_rewards:
             raise RewardError("a reward gave rewards of steps (Score.spans), and this algorithm learns from whole "
                               "completions")
-        return _Round([_Row(*places[i], requests[i].tokens, g, samples[k], judged.rewards[k], judged.judged[k],
-                            judged.spans[k]) for k, (i, g) in enumerate(flat)], judged)
+        return _Round([_Row(*places[i], requests[i].tokens, g, sample, judged.rewards[k], judged.totals[k],
+                            judged.judged[k], judged.spans[k]) for k, (i, g, sample) in enumerate(flat)], judged)
 
     def _collected(self, rounds: Sequence[_Round], kept: Sequence[_Row], as_in_training: bool = True) -> Collected:
         """What the algorithm learns from, the metrics of all that was sampled, and all of it as a table."""
@@ -190,11 +199,12 @@ class RolloutSource:
         example = prepared.example(row)
         text = example.prompt if isinstance(example.prompt, str) else str(example.prompt[-1].get("content") or "")
         messages = () if isinstance(example.prompt, str) else tuple(example.prompt)
-        return Sample(text, self._tokenizer.decode(generation.tokens), messages, generation.finish_reason, example.row)
+        return Sample(text, self._tokenizer.decode(generation.tokens), messages, generation.finish_reason, example.row,
+                      len(generation.tokens))
 
     def _measure(self, rounds: Sequence[_Round]) -> dict[str, float]:
         rows = [row for one in rounds for row in one.rows]
-        known, lengths = [r.reward for r in rows if r.judged], [len(r.generation.tokens) for r in rows]
+        known, lengths = [r.total for r in rows if r.judged], [len(r.generation.tokens) for r in rows]
         mine = [sha1(r.sample.completion.encode(), usedforsecurity=False).digest() for r in rows]
         texts = [text for part in self._cursor.ranks.gather(mine) for text in part]
         found = Accumulator(self._cursor.ranks)
@@ -208,16 +218,13 @@ class RolloutSource:
             "length/distinct": Mean(len(set(texts)), len(texts)),
             "rollout/tokens": Sum(sum(lengths)),
         })
-        for judged in (one.judged for one in rounds):
+        for one in rounds:
+            judged = one.judged
             found.add({"reward/failed": Mean(judged.failed, len(judged.rewards) * len(judged.by_provider))})
-            found.add({f"reward/{name}/mean": Mean(sum(v for v in scores if v is not None),
-                                                   sum(v is not None for v in scores))
-                       for name, scores in judged.by_provider.items()})
-            found.add({f"reward/{name}/mean": Mean(sum(values), len(values)) for name, values in judged.parts.items()})
+            found.add(measure(judged, [row.position for row in one.rows]))
         metrics = found.reduce()
-        square = metrics.pop("reward/square", None)
-        if square is not None:
-            metrics["reward/std"] = math.sqrt(max(0.0, square - metrics["reward/mean"] ** 2))
+        for name in [name.removesuffix("/square") for name in metrics if name.endswith("/square")]:
+            metrics[f"{name}/std"] = math.sqrt(max(0.0, metrics.pop(f"{name}/square") - metrics[f"{name}/mean"] ** 2))
         return metrics
 
 
@@ -227,7 +234,7 @@ def _seed(seed: int, position: int) -> int:
 
 def _table(one: _Round) -> list[dict[str, Any]]:
     return [{"row": r.row, "prompt": r.sample.prompt, "completion": r.sample.completion,
-             "reward": r.reward if r.judged else None,
+             "reward": r.total if r.judged else None,
              **{f"reward/{name}": scores[k] for name, scores in one.judged.by_provider.items()},
              "length": len(r.generation.tokens), "finish_reason": r.sample.finish_reason}
             for k, r in enumerate(one.rows)]

@@ -93,11 +93,18 @@ class RewardSpec(Section):
     """A reward provider."""
 
     name: str
-    """As ``rlx plugins`` lists it, or package/name."""
+    """As ``rlx plugins`` lists it, package/name, file.py:function, module:function, hf:MODEL, or a service's URL."""
+    label: str | None = None
+    """What it is called in metrics; default: its name."""
     weight: float = 1.0
     """Its share in the sum."""
     on_error: Literal["stop", "skip"] | float = "stop"
     """A sample it fails on stops the run, counts as not judged, or gets this value."""
+    timeout: float = Field(600.0, gt=0)
+    """Seconds that one call may take. In rlx's own process a plain function that takes longer ends the run; an async or
+    an isolated one has failed on the samples of the call."""
+    isolate: Literal["process"] | None = None
+    """Run it in a process of its own, which is started again when it dies or gets stuck."""
     options: dict[str, Any] = {}
     """Its own options."""
 
@@ -253,6 +260,8 @@ class Spec(Section):
     algo: AlgoSpec
     rewards: tuple[RewardSpec, ...] = ()
     """Reward providers; their weighted sum is the reward."""
+    combine: Literal["sum", "normalized"] = "sum"
+    """The sum is of scores; or of scores that were normalised among each prompt's completions before (GDPO)."""
     rollout: RolloutSpec = RolloutSpec()
     train: TrainSpec
     engine: EngineSpec = EngineSpec()

@@ -37,16 +37,45 @@ def rlx_algorithms() -> list[AlgorithmPlugin]:
             for name, target, summary in ALGORITHMS]
 
 
+# Name, module, what `rlx plugins` says of it, what its argument sets, and what it needs.
+RULES: tuple[tuple[str, str, str, str | None, dict[str, str]], ...] = (
+    ("polite_length", "polite_length", "1 for a completion of 50 to 200 characters, and 0.5 for a polite word", None,
+     {}),
+    ("exact_match", "exact_match", "1 for the text of the column ground_truth, else 0", None, {}),
+    ("regex", "pattern", "1 for a completion that matches a pattern, regex:PATTERN", "pattern", {}),
+    ("format", "format", "1 for <think>…</think><answer>…</answer>, each tag once and nothing outside", None, {}),
+    ("math", "math", "1 for an answer that equals the column ground_truth as mathematics", None,
+     {"math_verify": "rlx[math]"}),
+    ("repetition", "repetition", "Minus the share of word triples that stood before: 0 to −1", None, {}),
+    ("overlong", "overlong", "0, falling to −1 over the last tokens before a limit, overlong:LIMIT", "limit", {}),
+    ("length", "length", "1 for a length within bounds, falling outside", None, {}),
+    ("json_valid", "json_valid", "1 for a completion that is one JSON object", None, {}),
+    ("reasoning_gym", "reasoning_gym", "The score that reasoning-gym gives, from the columns answer and metadata", None,
+     {"reasoning_gym": "rlx[reasoning-gym]"}),
+)
+# The same of models and services, with options and class.
+MODELS: tuple[tuple[str, str, str, str, str, dict[str, str]], ...] = (
+    ("hf", "options:HFOptions", "hf:HFReward", "A reward model, hf:PATH_OR_ID: sequence classification with one label",
+     "path", {}),
+    *((name, "http:HttpOptions", "http:HttpReward", f"A service, {name}://…: samples and scores as JSON", "url",
+       {"httpx": "rlx[http]", "tenacity": "rlx[http]"}) for name in ("http", "https")),
+    ("judge", "judge:JudgeOptions", "judge:JudgeReward",
+     "A language model behind an OpenAI-compatible API, judge:MODEL", "model",
+     {"httpx": "rlx[http]", "tenacity": "rlx[http]"}),
+)
+
+
 @hookimpl
 def rlx_rewards() -> list[RewardPlugin]:
-    """Rule rewards."""
+    """All of `RULES` and `MODELS`."""
+    home = "rlx_plugins.rewards"
     return [
-        RewardPlugin(
-            name="polite_length",
-            summary="1 for a completion of 50 to 200 characters, and 0.5 for a polite word",
-            config=lazy("rlx_plugins.polite_length:Options").resolve,
-            build=lazy("rlx_plugins.polite_length:build"),
-        ),
+        *(RewardPlugin(name=name, summary=summary, config=lazy(f"{home}.{module}:Options").resolve,
+                       build=lazy(f"{home}.{module}:build"), argument=argument, requires=requires)
+          for name, module, summary, argument, requires in RULES),
+        *(RewardPlugin(name=name, summary=summary, config=lazy(f"{home}.{options}").resolve,
+                       build=lazy(f"{home}.{target}"), argument=argument, requires=requires)
+          for name, options, target, summary, argument, requires in MODELS),
     ]
 
 

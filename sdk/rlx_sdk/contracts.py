@@ -28,6 +28,7 @@ class Sample:
         messages: the conversation so far (empty for plain text prompts).
         finish_reason: ``stop``, or ``length`` if the limit cut it.
         row: every other column of the data row, as plain Python values.
+        tokens: that the policy wrote, its stop token included; None where nobody counted.
     """
 
     prompt: str
@@ -35,6 +36,7 @@ class Sample:
     messages: Sequence[Message] = ()
     finish_reason: FinishReason = "stop"
     row: Mapping[str, Any] = field(default_factory=dict)
+    tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,15 +54,19 @@ class Score:
     spans: Sequence[tuple[int, float]] = ()
 
 
-Scores = Sequence["float | Score | None"]
+Scores = Sequence["float | Score | Exception | None"]
 
 
 @runtime_checkable
 class Reward(Protocol):
-    """A reward provider, built once a run."""
+    """A reward provider, built once a run.
+
+    Where `score` is ``async def``, or the attribute ``is_async`` is true, it is called with each prompt's completions
+    as they finish, while others are still being sampled. Else it is called on the main thread with all of them.
+    """
 
     def score(self, samples: Sequence[Sample]) -> Scores | Awaitable[Scores]:
-        """One number, `Score` or None (abstains) a sample, in order; ``async def`` is awaited on its own thread."""
+        """One number, `Score`, None (abstains) or exception (it failed on that one) a sample, in order."""
         ...
 
     def close(self) -> None:

@@ -40,12 +40,14 @@ class Plugin:
         summary: one line, for ``rlx plugins``.
         config: returns the class of its options; a callable, so that listing plugins builds no model.
         requires: packages it imports beyond its own dependencies, each with what to ``pip install`` for it.
+        argument: the option that ``TEXT`` sets in ``name:TEXT``; of a URL, ``name://…``, the whole of it.
     """
 
     name: str
     summary: str
     config: Callable[[], type[Config]]
     requires: Mapping[str, str] = field(default_factory=dict)
+    argument: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,9 +7,13 @@ import inspect
 import math
 import threading
 from collections.abc import Awaitable, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 from rlx_sdk.contracts import Reward, Sample, Score
+
+_GRACE = 5.0
+"""Seconds that a loop gets to say that time is up."""
 
 
 class ScoreError(ValueError):
@@ -24,20 +28,29 @@ class Caller:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
 
-    def __call__(self, reward: Reward, samples: Sequence[Sample]) -> Any:
+    def __call__(self, reward: Reward, samples: Sequence[Sample], timeout: float | None = None) -> Any:
         """What the reward returns, awaited if need be."""
-        result = reward.score(samples)
-        return self._await(result) if inspect.isawaitable(result) else result
+        return self.result(reward.score(samples), timeout)
 
-    def close(self) -> None:
-        """End the loop and its thread."""
-        if self._loop is not None and self._thread is not None:
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-            self._loop.close()
-            self._loop = None
+    def result(self, returned: Any, timeout: float | None = None) -> Any:
+        """What a reward returned, awaited if need be.
 
-    def _await(self, awaitable: Awaitable[Any]) -> Any:
+        Raises:
+            TimeoutError: an awaitable took more seconds than ``timeout``.
+        """
+        if inspect.isawaitable(returned):
+            returned = self.start(returned, timeout)
+        if not isinstance(returned, Future):
+            return returned
+        try:
+            return returned.result(None if timeout is None else timeout + _GRACE)
+        except TimeoutError as error:
+            if returned.done():
+                raise
+            raise TimeoutError(f"no answer within {timeout:g} s; it blocks the loop of all async rewards") from error
+
+    def start(self, awaitable: Awaitable[Any], timeout: float | None = None) -> Future[Any]:
+        """Begin to await it on the loop; `result` gives what comes of it."""
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
             # A daemon: a reward that never returns must not keep the program alive.
@@ -45,15 +58,31 @@ class Caller:
             self._thread.start()
 
         async def outer() -> Any:
-            return await awaitable
+            try:
+                async with asyncio.timeout(timeout) as limit:
+                    return await awaitable
+            except TimeoutError as error:
+                if limit.expired():
+                    raise TimeoutError(f"no answer within {timeout:g} s") from error
+                raise
 
-        return asyncio.run_coroutine_threadsafe(outer(), self._loop).result()
+        return asyncio.run_coroutine_threadsafe(outer(), self._loop)
+
+    def close(self) -> None:
+        """End the loop and its thread; one that a reward blocks is left behind."""
+        if self._loop is not None and self._thread is not None:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(_GRACE)
+            if not self._thread.is_alive():
+                self._loop.close()
+            self._loop = None
 
 
-def check_scores(result: Any, wanted: int) -> list[Score | ScoreError | None]:
+def check_scores(result: Any, wanted: int) -> list[Score | Exception | None]:
     """A reward's return value as one `Score` or None a sample, and a `ScoreError` in the place of an unusable value.
 
-    Accepts lists and tuples of numbers, None and `Score`, and numpy arrays or tensors of shape ``(n,)`` or ``(n, 1)``.
+    An exception in the place of a value stays: the reward failed on that sample. Accepts lists and tuples of numbers,
+    None and `Score`, and numpy arrays or tensors of shape ``(n,)`` or ``(n, 1)``.
 
     Raises:
         ScoreError: another type or number of values, so that none can be given to its sample.
@@ -71,9 +100,9 @@ def check_scores(result: Any, wanted: int) -> list[Score | ScoreError | None]:
     return [_score(value) for value in result]
 
 
-def _score(value: Any) -> Score | ScoreError | None:
-    if value is None:
-        return None
+def _score(value: Any) -> Score | Exception | None:
+    if value is None or isinstance(value, Exception):
+        return value
     try:
         if isinstance(value, Score):
             score = Score(_number(value.value), {name: _number(part) for name, part in value.parts.items()},

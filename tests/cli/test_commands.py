@@ -69,7 +69,7 @@ def test_the_schema_is_one_json_document_with_every_plugin(rlx, install):
     install("P00_good", "L08_noisy")
     schema = json.loads(rlx("schema").out)
     assert schema["properties"].keys() == {"model", "data", "algo", "rewards", "rollout", "train", "engine", "run",
-                                           "trackers"}
+                                           "combine", "trackers"}
     assert {"case_good", "case_noisy", "polite_length"} <= schema["x-plugins"]["reward"].keys()
     assert "gamma" in schema["x-plugins"]["algorithm"]["ppo"]["properties"]
 

@@ -10,6 +10,7 @@ from rlx.spec import RewardSpec
 from rlx_sdk import RewardContext, Sample
 
 CASES = Path(__file__).parents[1] / "cases/rewards"
+ROWS = [f"row {n}" for n in range(11, 19)]
 TEXTS = ["a", "bb", "ccc", "dddd", "e", "ff", "g", "h"]
 
 
@@ -52,4 +53,4 @@ def panel():
 @pytest.fixture
 def score(panel, samples):
     """Scores the eight samples."""
-    return lambda *rewards, **settings: panel(*rewards, **settings).score(samples, [f"row {n}" for n in range(11, 19)])
+    return lambda *rewards, **settings: panel(*rewards, **settings).score(samples, ROWS)

@@ -1,6 +1,8 @@
 """Rewards as a run calls them: what they return, where they fail, and what the spec makes of it."""
 
 import asyncio
+import json
+import logging
 import threading
 
 import numpy as np
@@ -9,6 +11,8 @@ import torch
 
 from rlx.spec import RewardSpec
 from rlx_sdk import RewardError, Sample, Score, reward
+
+from .conftest import CASES, ROWS
 
 LENGTHS = [1.0, 2.0, 3.0, 4.0, 1.0, 2.0, 1.0, 1.0]
 
@@ -124,7 +128,7 @@ def test_a_reward_that_ends_the_run_is_not_called_for_every_sample(panel, sample
         raise ConnectionError("judge is down")
 
     with pytest.raises(RewardError, match=r"sample 1 of 8 \(data row 11, .*ConnectionError: judge is down"):
-        panel(down).score(samples, [f"row {n}" for n in range(11, 19)])
+        panel(down).score(samples, ROWS)
     assert calls == [8, 1]
 
 
@@ -237,3 +241,112 @@ def test_closing_ends_the_thread_of_async_rewards(panel, case, samples):
     assert "rlx-rewards" in {t.name for t in threading.enumerate()}
     made.close()
     assert "rlx-rewards" not in {t.name for t in threading.enumerate()}
+
+
+def test_scores_may_be_normalised_before_they_are_summed(case):
+    """M39: a reward of large scale drowns a small one in a sum; normalised first, both count."""
+    from rlx import ops
+    from rlx.rewards import Provider, RewardPanel, measure
+
+    def table(name, values):
+        return Provider(name, name, RewardSpec(name=name), _Fixed(values))
+
+    expected = json.loads((CASES.parent / "math/M39_two_rewards.json").read_text())
+    a, b = (expected["inputs"][f"reward_{which}"] for which in "ab")
+    samples = [Sample("p", str(i)) for i in range(4)]
+
+    def panel(normalised, first=a):
+        return RewardPanel([table("a", first), table("b", b)], normalised).score(samples, range(4), [7] * 4)
+
+    each = panel(True)
+    assert each.rewards == pytest.approx(expected["expected"]["normalise_then_sum"], abs=1e-5)
+    assert each.totals == [x + y for x, y in zip(a, b, strict=True)] == panel(False).rewards
+    whole = ops.normalised(torch.tensor(panel(False).rewards).double(), torch.zeros(4), 1e-4)
+    assert whole.tolist() == pytest.approx(expected["expected"]["sum_then_normalise"], abs=1e-5)
+    partly = panel(True, [None, 0.0, None, 1.0])
+    assert partly.judged == [True] * 4
+    assert partly.rewards[0] == pytest.approx(0.866, abs=1e-3)
+    assert RewardPanel([table("a", [None] * 4)], True).score(samples, range(4), [7] * 4).judged == [False] * 4
+    figures = measure(each, [7, 7, 8, 8])
+    assert figures["reward/a/zero_variance"].total == 0
+    assert measure(panel(False, [1.0, 1.0, 0.0, None]), [7, 7, 8, 8])["reward/a/zero_variance"].total == 1
+    assert (figures["reward/b/min"].value, figures["reward/b/max"].value) == (0.0, 10.0)
+
+
+class _Fixed:
+    """The same scores each time."""
+
+    def __init__(self, values):
+        self.values = values
+
+    def score(self, samples):
+        return self.values
+
+    def close(self):
+        pass
+
+
+def test_abstained_and_failed_are_told_apart(score, case):
+    from rlx.rewards import measure
+
+    judged = score(case("R02_nan_inf", "nan_inf"), case("R03_none", "none"), on_error="skip")
+    figures = measure(judged, range(8))
+    shares = {name: figures[f"reward/{name}"].total / 8 for name in (
+        "case_nan_inf/failed", "case_nan_inf/abstained", "case_none/failed", "case_none/abstained")}
+    assert list(shares.values()) == [3 / 8, 0.0, 0.0, 4 / 8]
+
+
+def test_the_whole_trace_is_logged(score, case, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("rlx"), "handlers", [caplog.handler])
+    score(case("R06_raises_on_one", "raises_on_one"), on_error="skip")
+    [record] = caplog.records
+    assert record.getMessage() == "reward 'case_raises_on_one' (case-rewards 0.1) failed on data row 13"
+    assert "ValueError: no '####' marker" in caplog.text
+    assert "Traceback" in caplog.text
+
+
+def test_async_rewards_begin_while_others_are_still_sampled(panel, samples):
+    calls = []
+
+    @reward("early")
+    async def early(samples):
+        calls.append(len(samples))
+        await asyncio.sleep(0)
+        return [float(len(s.completion)) for s in samples]
+
+    made, groups = panel(early, length), [5, 5, 3, 3, 4, 4, 9, 9]
+    for group, part in ((9, samples[6:]), (5, samples[:2]), (3, samples[2:4])):
+        made.start(group, part)
+    judged = made.score(samples, ROWS, groups)
+    assert judged.by_provider["early"] == LENGTHS
+    assert sorted(calls) == [2, 2, 2, 2]
+    assert made.score(samples, ROWS, groups).by_provider["early"] == LENGTHS
+
+
+def test_an_async_reward_that_takes_too_long_has_failed(panel, samples):
+    @reward("slow")
+    async def slow(samples):
+        await asyncio.sleep(0 if samples[0].completion == "a" else 30)
+        return [1.0] * len(samples)
+
+    made = panel(slow, on_error="skip", timeout=0.5)
+    for i, sample in enumerate(samples):
+        made.start(i, [sample])
+    judged = made.score(samples, ROWS)
+    assert judged.judged == [True] + [False] * 7
+    with pytest.raises(RewardError, match=r"(?s)data row 12, completion 'bb'\): TimeoutError: no answer within 0\.1 s"):
+        panel(slow, timeout=0.1).score(samples[1:2], ROWS[1:])
+
+
+def test_a_stuck_reward_ends_the_run_with_its_stack(panel, samples):
+    from rlx.functions import find_reward
+    from rlx.registry import Registry
+
+    entry, _ = find_reward(Registry(), f"{CASES}/files/R08_hangs_on_one.py:score")
+    provider = panel(reward("case_hangs")(entry.plugin.build(entry.plugin.config()(), None).score), timeout=0.3,
+                     on_error="skip")
+    with pytest.raises(RewardError) as error:
+        provider.score(samples, ROWS)
+    for said in ("reward 'case_hangs' (case-rewards 0.1), given 8 samples, did not return within 0.3 s. It was here:",
+                 "R08_hangs_on_one.py", "time.sleep(0.2)", "set isolate: process"):
+        assert said in str(error.value)

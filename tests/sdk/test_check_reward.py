@@ -197,3 +197,42 @@ def test_a_reward_is_closed_also_when_it_fails():
 def test_a_failing_close_is_named():
     with pytest.raises(AssertionError, match=r"'bad', when closed: it raised OSError: no key .*; make close"):
         check_reward(plugin(build=lambda options, context: _Closing(_each(1.0), _raise)))
+
+
+def test_several_calls_at_once_must_give_what_one_gives():
+    import signal
+    import time
+
+    @reward("alarmed")
+    def alarmed(samples):
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        return [1.0] * len(samples)
+
+    check_reward(alarmed, threads=False)
+    with pytest.raises(AssertionError, match=r"given several calls at once in threads: it raised ValueError: signal "
+                                             r"only works in main thread.*if it uses signals, pass threads=False"):
+        check_reward(alarmed)
+
+    seen = []
+
+    @reward("shared")
+    def shared(samples):
+        seen.clear()
+        for s in samples:
+            seen.append(float(len(s.completion)))
+            time.sleep(0.0005)
+        return list(seen)
+
+    with pytest.raises(AssertionError, match="several calls at once"):
+        check_reward(shared)
+
+    @reward("shared_async")
+    async def shared_async(samples):
+        seen.clear()
+        for s in samples:
+            seen.append(float(len(s.completion)))
+            await asyncio.sleep(0)
+        return list(seen)
+
+    with pytest.raises(AssertionError, match="several calls at once"):
+        check_reward(shared_async)

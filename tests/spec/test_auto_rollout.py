@@ -19,7 +19,7 @@ def backends(registry, monkeypatch):
     """Registers backends of some worth on a GPU; the machine then has one, or not."""
 
     def add(gpu=True, **worths):
-        monkeypatch.setattr("rlx.plan._gpu_is_there", lambda: gpu)
+        monkeypatch.setattr("rlx.plan.gpu_is_there", lambda: gpu)
 
         class Offered:
             @hookimpl

@@ -75,7 +75,8 @@ def test_a_length_must_be_given_once(problems, plan, settings):
 def test_a_reward_is_named_once(problems, settings):
     twice = [{"name": "polite_length"}, {"name": "polite_length", "weight": 2}]
     [found] = problems(settings(rewards=twice))
-    assert found == "reward 'polite_length' is named twice; give it once with the weight you mean"
+    assert found == ("reward 'polite_length' is named twice; give it once with the weight you mean, or each a label of "
+                     "its own")
 
 
 def test_resume_auto_needs_a_name(problems, plan, settings):
@@ -108,7 +109,7 @@ def test_options_that_need_several_updates_are_refused_with_one(plan, problems, 
 
 
 def test_lora_without_peft_gives_the_install_line(problems, settings, monkeypatch):
-    monkeypatch.setattr("rlx.plan.find_spec", lambda name: None)
+    monkeypatch.setattr("rlx.combinations.find_spec", lambda name: None)
     [found] = problems(settings("sft", model__lora={}))
     assert found == "model.lora needs the package 'peft', which is not installed: pip install 'rlx[peft]'"
 
@@ -132,3 +133,28 @@ def test_a_ppo_command_line_becomes_dpo_s_by_its_name_alone(plan, problems, sett
     critics = {"train__optim__critic__lr": 1e-4, "model__critic__init": "org/m"}
     found = problems(settings("dpo", rewards=rewards, **PPO_FLAGS, **critics))
     assert [p.split(" can have")[0] for p in found] == ["train.optim.critic.lr", "model.critic.init"]
+
+
+def test_normalised_scores_need_several_completions_of_a_prompt(problems, plan, settings):
+    assert problems(settings(combine="normalized")) == [
+        "combine = normalized compares completions of one prompt: rollout.group_size = 1 must be 2 or more"]
+    several = plan(settings(algo="grpo", rewards=[{"name": "polite_length"}], combine="normalized"))
+    assert several.spec.combine == "normalized"
+    inert = problems(settings(algo="sft", combine="sum"))
+    assert "combine can have no effect: there is no reward. Leave it out." in inert
+
+
+def test_a_function_of_the_program_cannot_run_in_another(registry, settings, problems):
+    registry.put("reward", registry.get("reward", "length").plugin, "this program")
+    try:
+        [found] = problems(settings(rewards=[{"name": "this program/length", "isolate": "process"}]))
+    finally:
+        registry._entries["reward"] = [e for e in registry.entries("reward") if e.package != "this program"]
+    assert found.startswith("reward 'length' is a function of the program itself, which no other process could find")
+
+
+def test_one_plugin_may_judge_twice_with_other_arguments(plan, settings, problems):
+    found = plan(settings(rewards=[{"name": "regex:a"}, {"name": "regex:b"}, {"name": "regex:c", "label": "third"}]))
+    assert [r.name for r in found.rewards] == ["regex:a", "regex:b", "third"]
+    assert problems(settings(rewards=[{"name": "regex:a", "options": {"pattern": "b"}}])) == [
+        "rewards[0].options.pattern and 'regex:a' both set it; leave one out"]

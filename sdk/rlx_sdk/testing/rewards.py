@@ -1,21 +1,11 @@
-"""The contract test of rewards, for the tests of a package that publishes one; it needs no torch.
-
-For example::
-
-    from rlx_sdk.testing import check_reward
-    from my_package import my_reward
-
-    def test_contract():
-        check_reward(my_reward)
-"""
+"""The contract test of rewards; it needs no torch."""
 
 from __future__ import annotations
 
-import contextlib
-import io
-import json
+import inspect
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,8 +14,11 @@ from rlx_sdk.errors import cause
 from rlx_sdk.plugins import RewardPlugin
 from rlx_sdk.reward import RewardFunction
 from rlx_sdk.scores import Caller, ScoreError, check_scores
+from rlx_sdk.testing.common import failure, options_of, owned
 
-_UNKNOWN = "no_reward_has_this_option"
+_PATIENCE = 60.0
+_ANY_TEXT = ("a completion is any text, and a column may be missing (sample.row.get): return None for a sample that "
+             "cannot be judged")
 _PROMPT = "What is 2 + 2?"
 _COMPLETIONS = {
     "an ordinary completion": "It is 4. Thank you for asking, and please come back with the next question.",
@@ -39,17 +32,19 @@ _COMPLETIONS = {
 
 
 def check_reward(plugin: RewardFunction | RewardPlugin, options: Any = None, *, deterministic: bool = True,
-                 row: Mapping[str, Any] | None = None) -> None:
+                 row: Mapping[str, Any] | None = None, threads: bool = True) -> None:
     """Check everything that rlx relies on.
 
     One finite number, `Score` or None a sample, in order; the same for a sample alone and in a batch, and each time;
     for empty, very long, cut, emoji, right-to-left and Chinese completions; with columns missing and columns unknown;
-    nothing on standard output; unknown options refused.
+    several calls at once; nothing on standard output; unknown options refused. It is never pickled.
 
     Args:
         plugin: what ``@reward`` made, or a `RewardPlugin`.
         options: a mapping, or an object of the plugin's class; default: every option's default.
         deterministic: False for a reward that may give other numbers each time (a sampled judge).
+        threads: False for a plain function that works on the main thread only, as one that limits its time with
+            signals does: rlx calls it there. An ``async`` one is always called several times at once.
         row: columns that the reward reads from ``sample.row``; without them it must abstain, or score all the same.
 
     Raises:
@@ -57,13 +52,14 @@ def check_reward(plugin: RewardFunction | RewardPlugin, options: Any = None, *, 
     """
     plugin = plugin.plugin if isinstance(plugin, RewardFunction) else plugin
     if not isinstance(plugin, RewardPlugin):
-        raise AssertionError(f"check_reward was given {plugin!r:.80}. Give it the function under @reward(\"name\"), or "
+        raise failure(f"check_reward was given {plugin!r:.80}. Give it the function under @reward(\"name\"), or "
                              "the RewardPlugin that your rlx_rewards hook returns.")
-    subject = _Subject(plugin.name, _built(plugin, _options(plugin, options)))
+    subject = _Subject(plugin.name, _built(plugin, options_of(f"reward '{plugin.name}'", plugin, options)))
     try:
         samples = _check_samples(subject, dict(row or {}))
         if deterministic:
             _check_repeats(subject, samples)
+        subject.check_concurrency(samples, deterministic, threads)
     finally:
         subject.close()
 
@@ -108,30 +104,74 @@ class _Subject:
 
     def scores(self, samples: Sequence[Sample], given: str) -> list[Score | None]:
         """What the reward gives, checked."""
-        fix = ("a completion is any text, and a column may be missing (sample.row.get): return None for a sample that "
-               "cannot be judged")
-        with _owned(self._name, f"given {given}", fix):
+        with owned(f"reward '{self._name}'", f"given {given}", _ANY_TEXT):
             result = self._caller(self._reward, samples)
+        return self._checked(result, samples, given)
+
+    def _checked(self, result: Any, samples: Sequence[Sample], given: str) -> list[Score | None]:
         try:
             scores = check_scores(result, len(samples))
             for score in scores:
-                if isinstance(score, ScoreError):
+                if isinstance(score, Exception):
                     raise score
         except ScoreError as error:
-            raise AssertionError(f"reward '{self._name}', given {given}: {error}.") from error
-        return [score for score in scores if not isinstance(score, ScoreError)]
+            raise failure(f"reward '{self._name}', given {given}: {error}.") from error
+        except Exception as error:
+            raise failure(f"reward '{self._name}', given {given}: it failed: {cause(error)}; {_ANY_TEXT}.") from error
+        return [score for score in scores if not isinstance(score, Exception)]
 
     def same(self, first: Sequence[Score | None], second: Sequence[Score | None], given: str, fix: str) -> None:
         """Both must be alike."""
         for i, (a, b) in enumerate(zip(first, second, strict=True)):
             if not _alike(a, b):
-                raise AssertionError(f"reward '{self._name}', given {given}: for sample {i + 1} it gave {a}, then {b}; "
+                raise failure(f"reward '{self._name}', given {given}: for sample {i + 1} it gave {a}, then {b}; "
                                      f"{fix}.")
+
+    def check_concurrency(self, samples: Sequence[Sample], deterministic: bool, threads: bool) -> None:
+        """Several calls at once all come back, with what one alone gives."""
+        given = "several calls at once"
+        alone = self.scores(samples, "samples together")
+        is_async = getattr(self._reward, "is_async", False) or inspect.iscoroutinefunction(self._reward.score)
+        if is_async:
+            with owned(f"reward '{self._name}'", f"given {given}", "share no state between calls without a lock"):
+                waiting: list[Any] = [self._reward.score(samples) for _ in range(4)]
+                found = [self._caller.start(one, _PATIENCE) for one in waiting]
+                results = [self._caller.result(one) for one in found]
+        elif threads:
+            results = self._in_threads(lambda: self._caller(self._reward, samples))
+        else:
+            return
+        for result in results if deterministic else ():
+            self.same(alone, self._checked(result, samples, given), given,
+                      "share no state between calls without a lock; if it uses signals, pass threads=False")
+
+    def _in_threads(self, call: Callable[[], Any]) -> list[Any]:
+        results: list[Any] = []
+        errors: list[Exception] = []
+
+        def work() -> None:
+            try:
+                results.append(call())
+            except Exception as error:
+                errors.append(error)
+
+        pool = [threading.Thread(target=work, daemon=True) for _ in range(4)]
+        fix = "share no state between calls without a lock; if it uses signals, pass threads=False"
+        with owned(f"reward '{self._name}'", "given several calls at once in threads", fix):
+            for thread in pool:
+                thread.start()
+            for thread in pool:
+                thread.join(_PATIENCE)
+            if errors:
+                raise errors[0]
+            if any(thread.is_alive() for thread in pool):
+                raise TimeoutError(f"no answer within {_PATIENCE:g} s")
+        return results
 
     def close(self) -> None:
         """Close the reward and the thread of ``async`` ones."""
         self._caller.close()
-        with _owned(self._name, "when closed", "make close() harmless"):
+        with owned(f"reward '{self._name}'", "when closed", "make close() harmless"):
             self._reward.close()
 
 
@@ -141,52 +181,11 @@ def _alike(a: Score | None, b: Score | None) -> bool:
     return math.isclose(a.value, b.value, rel_tol=1e-4, abs_tol=1e-4)  # models differ a little in other batches
 
 
-@contextlib.contextmanager
-def _owned(name: str, given: str, fix: str) -> Iterator[None]:
-    """Neither raises nor prints."""
-    printed = io.StringIO()
-    try:
-        with contextlib.redirect_stdout(printed):
-            yield
-    except Exception as error:
-        raise AssertionError(f"reward '{name}', {given}: it raised {cause(error)}; {fix}.") from error
-    if printed.getvalue():
-        raise AssertionError(f"reward '{name}', {given}: it printed {printed.getvalue()!r:.80} on stdout; that "
-                             "belongs to rlx, so use logging, or print(..., file=sys.stderr).")
-
-
-def _options(plugin: RewardPlugin, options: Any) -> Any:
-    """The options as rlx would make them; unknown ones must be refused."""
-    from rlx_sdk.config import Config
-
-    with _owned(plugin.name, "asked for its config", "config must return the class of its options"):
-        config = plugin.config()
-    if not (isinstance(config, type) and issubclass(config, Config)):
-        raise AssertionError(f"reward '{plugin.name}': its config is {config!r:.80}; derive the class of its options "
-                             "from rlx_sdk.Config, which refuses unknown and ill-typed ones.")
-    given = {} if isinstance(options, config) else dict(options or {})
-    fix = "give every option a default, or pass working ones: check_reward(…, options={…})"
-    with _owned(plugin.name, f"built with the options {given or 'left at their defaults'}", fix):
-        made = options if isinstance(options, config) else config.model_validate_json(json.dumps(given))
-    if _accepts(config, {**given, _UNKNOWN: 1}):
-        raise AssertionError(f"reward '{plugin.name}', given the unknown option '{_UNKNOWN}': it was accepted, so a "
-                             "misspelt option would go unnoticed; leave Config's extra=\"forbid\" as it is.")
-    return made
-
-
-def _accepts(config: Any, options: Mapping[str, Any]) -> bool:
-    try:
-        config.model_validate_json(json.dumps(options))
-    except ValueError:
-        return False
-    return True
-
-
 def _built(plugin: RewardPlugin, options: Any) -> Reward:
     missing = "".join(f" (it requires {what})" for what in plugin.requires.values())
-    with _owned(plugin.name, "when built", f"build(options, context) must return the reward{missing}"):
+    with owned(f"reward '{plugin.name}'", "when built", f"build(options, context) must return the reward{missing}"):
         reward = plugin.build(options, RewardContext())
     if not isinstance(reward, Reward):
-        raise AssertionError(f"reward '{plugin.name}', when built: it gave {reward!r:.80}; an object with the methods "
+        raise failure(f"reward '{plugin.name}', when built: it gave {reward!r:.80}; an object with the methods "
                              "score(samples) and close() is wanted.")
     return reward

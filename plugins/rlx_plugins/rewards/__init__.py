@@ -1,0 +1,1 @@
+"""The rewards that come with rlx, one file each."""
