@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import os
 import statistics
 import subprocess
 import sys
@@ -126,12 +125,11 @@ def parity(model: str, backends: list[str], seeds: int, settings: list[str], opt
         for name, seed in waiting:
             while sum(one.poll() is None for one in running) >= at_once:
                 time.sleep(0.5)
-            running.append(subprocess.Popen(
-                [sys.executable, "-m", "rlx", "train", "--algo", "ppo", "--rollout", name, "--model", model, "--data",
-                 str(data), "--name", f"{name}-{seed}", "--json",
-                 *(part for s in (f"run.seed={seed}", f"run.dir={folder}", *settings,
-                                            f"rollout.options={json.dumps(options.get(name, {}))}") for part in ("--set", s))],
-                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL if "RLX_LOUD" not in os.environ else None))
+            own = [f"run.seed={seed}", f"run.dir={folder}", f"rollout.options={json.dumps(options.get(name, {}))}"]
+            command = ["--algo", "ppo", "--rollout", name, "--model", model, "--data", str(data), "--name",
+                       f"{name}-{seed}", "--json", *(part for s in (*own, *settings) for part in ("--set", s))]
+            running.append(subprocess.Popen([sys.executable, "-m", "rlx", "train", *command],
+                                            stdout=subprocess.DEVNULL))
         codes = [one.wait() for one in running]
         found: dict[str, Any] = {"exit_codes": codes, "settings": settings}
         for name in backends:
