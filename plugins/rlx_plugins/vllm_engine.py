@@ -62,10 +62,13 @@ class Engine:
         for i, (request, chosen) in enumerate(zip(requests, settings, strict=True)):
             self._llm.llm_engine.add_request(str(i), {"prompt_token_ids": list(request.tokens)}, chosen)
 
-    def step(self) -> list[Any]:
-        """One token for every running request; those that are done."""
+    def next_done(self) -> list[Any]:
+        """Go on until some request is done; keeping the random generators apart takes as long as many a step."""
+        done: list[Any] = []
         with _untouched():
-            return [output for output in self._llm.llm_engine.step() if output.finished]
+            while not done:
+                done = [output for output in self._llm.llm_engine.step() if output.finished]
+        return done
 
     def abort(self, ids: Iterable[str]) -> None:
         """Drop requests."""

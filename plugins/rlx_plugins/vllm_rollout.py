@@ -55,7 +55,7 @@ class VLLMRollout:
             self._engine.wake("kv_cache")
             self._engine.add(requests, settings)
             while waiting:
-                for done in self._engine.step():
+                for done in self._engine.next_done():
                     waiting.remove(done.request_id)
                     i = int(done.request_id)
                     drawn = [self._generation(output) for output in done.outputs]
