@@ -267,7 +267,7 @@ class _errors:
         from rlx_sdk import InputError, RlxError
 
         if isinstance(error, RlxError):
-            _fail(str(error), 2 if isinstance(error, InputError) else 1)
+            _fail(str(error), 2 if isinstance(error, InputError) else getattr(error, "code", 1))
 
 
 def _fail(message: str, code: int) -> NoReturn:
@@ -275,7 +275,7 @@ def _fail(message: str, code: int) -> NoReturn:
 
     if not report(message):
         rank = place_of(os.environ).rank
-        typer.echo(f"error: {f'rank {rank}: ' if rank else ''}{message}", err=True)
+        typer.echo(f"{'' if code > 128 else 'error: '}{f'rank {rank}: ' if rank else ''}{message}", err=True)
     raise typer.Exit(code)
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from importlib import metadata
 from pathlib import Path
@@ -32,6 +34,7 @@ class RunFolder:
         self.path = path
         self.checkpoints = path / "checkpoints"
         self._metrics = path / "metrics.jsonl"
+        self._unwritten: list[str] = []
 
     def make(self) -> None:
         """Make the folder; it is a run's only when `start` has written the spec.
@@ -65,10 +68,23 @@ class RunFolder:
                 file.unlink()
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Append one line; what is not a finite number is null."""
-        with self._metrics.open("a", encoding="utf-8") as stream:
-            known = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
-            stream.write(json.dumps({"step": step, **known}, allow_nan=False) + "\n")
+        """Append one line; what is not a finite number is null. What cannot be written is kept for the next time."""
+        known = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+        self._unwritten.append(json.dumps({"step": step, **known}, allow_nan=False) + "\n")
+        size = self._metrics.stat().st_size if self._metrics.exists() else 0
+        try:
+            with self._metrics.open("a", encoding="utf-8") as stream:
+                stream.writelines(self._unwritten)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.truncate(self._metrics, size)
+            raise
+        self._unwritten.clear()
+
+    def log_skipped(self, step: int, role: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Which rows had a loss that was not finite, in ``skipped.jsonl``."""
+        with (self.path / "skipped.jsonl").open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps({"step": step, "role": role, "rows": list(rows)}, ensure_ascii=False) + "\n")
 
     def write_samples(self, step: int, samples: list[dict[str, Any]], kind: str = "step") -> None:
         """Prompts, completions and rewards as one parquet file."""
