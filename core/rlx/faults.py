@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from rlx.batching import row_lengths
+from rlx.engine import Engine
+from rlx.metrics import Accumulator
+from rlx.ranks import Ranks
 from rlx.spec import Spec
 from rlx_sdk import Batch, TrainingError
 
@@ -24,6 +28,34 @@ class Seen(list[tuple[Batch, Tensor]]):
     def current_tokens(self) -> int:
         """With its padding."""
         return len(self.current) * int(row_lengths(self.current).amax(0).sum())
+
+
+def accumulate(losses: Callable[[Accumulator, Seen], Iterable[Tensor]], engine: Engine, ranks: Ranks, total: float,
+               smaller: Callable[[int], None]) -> tuple[Accumulator, Seen]:
+    """A minibatch's gradients, and what was measured on the way.
+
+    After a pass that did not fit into memory all of them are made again, in passes of half as many tokens, where that
+    is exact: in one process, with an engine that `repeats`, and as long as a pass has several rows.
+
+    Args:
+        losses: ``Σ weight·loss`` of each micro-batch.
+        engine: of the role that learns.
+        ranks: all processes.
+        total: weight of the whole minibatch.
+        smaller: is told how many tokens a pass has from now on.
+    """
+    while True:
+        measured, seen = Accumulator(ranks), Seen()
+        try:
+            for weighted in losses(measured, seen):
+                # A loss that is not finite spoils the gradient in any case, so that the update is skipped.
+                engine.backward(weighted * torch.where(weighted.detach().isfinite(), ranks.world / total, math.nan))
+            return measured, seen
+        except RuntimeError as error:
+            if ranks.world > 1 or not engine.repeats or not out_of_memory(error) or len(seen.current) == 1:
+                raise
+        engine.forget()  # not in there: the error holds the tensors of the pass
+        smaller(seen.current_tokens // 2)
 
 
 def out_of_memory(error: BaseException) -> bool:

@@ -17,8 +17,8 @@ from typing import Any
 from rlx.spec import EngineSpec
 
 GIB = 2**30
-LOGITS = 5 * 64 * 2**20
-"""Chunks of logits and what is made of them (`rlx.models.logprobs`)."""
+LOGITS = 1 << 24
+"""Logits in a chunk (`rlx.models.logprobs`); it and what is made of it are there five times, in float32."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,8 @@ def _update(role: Role, engine: EngineSpec, width: int, ranks: int, split: int,
     per_token = shape.layers * shape.hidden + kept if engine.activation_checkpointing else shape.layers * kept
     yield "gradients", role.trained * ((0 if engine.offload else 4 / split)
                                        + (width + 4 / ranks if engine.zero_stage == 1 else 0))
-    yield "activations", float(tokens * per_token * width + LOGITS + 4 * shape.vocabulary * shape.hidden)
+    yield "activations", float(tokens * per_token * width + 20 * min(LOGITS, tokens * shape.vocabulary)
+                               + 4 * shape.vocabulary * shape.hidden)
 
 
 def checkpoint_bytes(roles: list[Role], half: bool) -> int:

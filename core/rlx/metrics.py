@@ -100,7 +100,9 @@ class Phases:
                 torch.cuda.synchronize()
             self.seconds[name] += time.perf_counter() - begin
 
-    def metrics(self) -> dict[str, float]:
-        """``time/<phase>`` and ``time/step``, seconds."""
-        return {**{f"time/{name}": s for name, s in self.seconds.items()},
-                "time/step": time.perf_counter() - self._start}
+    def metrics(self, counted: Mapping[str, float]) -> dict[str, float]:
+        """``time/<phase>`` and ``time/step`` in seconds, and tokens a second of those that were counted."""
+        times = {f"time/{name}": s for name, s in self.seconds.items()}
+        speeds = {f"speed/{verb}_tokens_per_s": counted[f"{name}/tokens"] / times[f"time/{name}"]
+                  for name, verb in (("rollout", "generated"), ("update", "trained")) if times.get(f"time/{name}")}
+        return {**times, "time/step": time.perf_counter() - self._start, **speeds}

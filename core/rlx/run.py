@@ -62,6 +62,7 @@ def run(plan: Plan, view: View) -> Result:
         saved = read_state(checkpoint) if checkpoint else {}
         if checkpoint:
             same_data(saved["data"], inputs.train, checkpoint)
+        ranks.first_does(lambda: _preflight(plan, inputs, ranks.world, view))
         ranks.first_does(folder.make)
         blind = [rank for rank, sees in enumerate(ranks.gather(folder.path.is_dir())) if not sees]
         if blind:
@@ -94,6 +95,19 @@ def run(plan: Plan, view: View) -> Result:
         metrics = {**recorder.last, **recorder.last_eval}
         return Result(folder.path, recorder.checkpoint, trainer.step,
                       {name: value for name, value in metrics.items() if math.isfinite(value)})
+
+
+def _preflight(plan: Plan, inputs: Any, ranks: int, view: View) -> None:
+    """What would fail later, before a model is loaded; what only may is said."""
+    from rlx.preflight import disk_problem, estimate_memory, memory_text, tracker_problems
+
+    problems = list(tracker_problems(plan))
+    if problems:
+        raise SpecError(problems)
+    found = estimate_memory(plan, inputs, ranks)
+    text, too_much = memory_text(found, plan, ranks) if found else ("", False)
+    for note in filter(None, (disk_problem(plan), f"memory: {text}" if too_much else None)):
+        view.note(f"careful: {note}")
 
 
 @contextlib.contextmanager

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rlx.batching import concatenate, row_lengths, share_out
 from rlx.engine import Engine
-from rlx.faults import Seen, out_of_memory
+from rlx.faults import Seen, accumulate
 from rlx.handles import RunContext
 from rlx.metrics import Accumulator, Phases
 from rlx.ranks import Ranks
@@ -115,7 +115,7 @@ class Trainer:
             found.add(_memory())
             metrics = {**collected.metrics, **found.reduce()}
             self.algorithm.after_step(metrics)
-        self.recorder.step(self.step, {**metrics, **_timing(phase, metrics)}, collected.samples)
+        self.recorder.step(self.step, {**metrics, **phase.metrics(metrics)}, collected.samples)
 
     @torch.no_grad()
     def evaluate(self) -> None:
@@ -155,7 +155,7 @@ class Trainer:
         engine, total = self.engines[role], float(batch.weight[role].sum())
         if total == 0:
             return False
-        measured, seen = self._accumulate(engine, role, batch, self.ranks.world / total)
+        measured, seen = accumulate(partial(self._losses, role, batch), engine, self.ranks, total, self._smaller)
         found.merge(measured)
         result = engine.step(index)
         found.add({f"lr/{role}": Mean(result.lr, 1), f"skipped/{role}": Mean(result.skipped, 1)})
@@ -165,22 +165,10 @@ class Trainer:
             found.add({f"grad_norm/{role}": Mean(result.grad_norm, 1)})
         return not result.skipped
 
-    def _accumulate(self, engine: Engine, role: Role, batch: Batch, scale: float) -> tuple[Accumulator, Seen]:
-        """A minibatch's gradients; after a pass that did not fit into memory all of them again, in smaller passes."""
-        while True:
-            measured, seen = Accumulator(self.ranks), Seen()
-            try:
-                for weighted in self._losses(role, batch, measured, seen):
-                    # A loss that is not finite spoils the gradient in any case, so that the update is skipped.
-                    engine.backward(weighted * torch.where(weighted.detach().isfinite(), scale, math.nan))
-                return measured, seen
-            except RuntimeError as error:
-                if self.ranks.world > 1 or not engine.repeats or not out_of_memory(error) or len(seen.current) == 1:
-                    raise
-            engine.forget()  # not in there: the error holds the pass's tensors
-            self.budget = seen.current_tokens // 2
-            self.recorder.note(f"step {self.step + 1}: out of memory; the {role}'s gradients are made again, from now "
-                               f"on with train.micro_tokens = {self.budget}")
+    def _smaller(self, budget: int) -> None:
+        self.budget = budget
+        self.recorder.note(f"step {self.step + 1}: out of memory; its gradients are made again, from now on with "
+                           f"train.micro_tokens = {budget}")
 
     def _losses(self, role: Role, batch: Batch, found: Accumulator, seen: Seen, prefix: str = "") -> Iterator[Tensor]:
         """``Σ weight·loss`` of each of this rank's micro-batches."""
@@ -233,13 +221,6 @@ def seed_everything(seed: int, step: int, rank: int) -> None:
 
 def _due(step: int, every: int | None) -> bool:
     return every is not None and step % every == 0
-
-
-def _timing(phase: Phases, metrics: Mapping[str, float]) -> dict[str, float]:
-    times = phase.metrics()
-    speeds = {f"speed/{verb}_tokens_per_s": metrics[f"{name}/tokens"] / times[f"time/{name}"]
-              for name, verb in (("rollout", "generated"), ("update", "trained")) if times.get(f"time/{name}")}
-    return {**times, **speeds}
 
 
 def _memory() -> dict[str, Metric]:

@@ -111,7 +111,7 @@ def test_a_loss_that_is_not_finite_names_step_and_sample_and_the_run_goes_on(tra
         return found
 
     monkeypatch.setattr(SFT, "loss", poisoned)
-    settings = {**SHORT, "steps": 3, "batch_size": 4, "minibatches": 1, "micro_batch": 2}
+    settings = {**SHORT, "steps": 3, "batch_size": 4, "minibatches": 1, "update_epochs": 1, "micro_batch": 2}
     result = train("sft", data={"eval": 0}, train=settings)
     lines = metrics_of(result.run)
     assert [line["skipped/policy"] for line in lines] == [0, 1, 0]
@@ -123,7 +123,7 @@ def test_a_loss_that_is_not_finite_names_step_and_sample_and_the_run_goes_on(tra
 
 
 def test_without_a_usable_update_the_run_ends_and_names_the_last_checkpoint(train):
-    with pytest.raises(TrainingError, match=r"no update was possible in 2 steps in a row(?s:.*)'rlx resume .*step_1'"):
+    with pytest.raises(TrainingError, match=r"no update was possible in 2 steps in a row(?s:.*)'rlx resume .*step_2'"):
         train("sft", data={"eval": 0}, run={"save_every": 1}, train={
             **SHORT, "steps": 8, "max_skipped": 2, "batch_size": 2, "minibatches": 1,
             "optim": {"policy": {"lr": 1e30, "schedule": "constant", "warmup_steps": 0}}})
