@@ -13,6 +13,7 @@ import torch
 from rlx import preflight
 from rlx.data import Example, Prepared, Tokenizer, describe
 from rlx.data.cache import Progress, unseen
+from rlx.data.messages import RowProblem
 from rlx.data.tokenizer import Notice
 from rlx.inputs import Inputs, build_rewards, read_inputs
 from rlx.logs import library_log
@@ -94,30 +95,31 @@ def _round_trip(inputs: Inputs) -> str:
     """Of the first rows: whether prompts are the beginning of the whole conversation, one BOS, and the stop token."""
     train, tokenizer = inputs.train, inputs.tokenizer
     rows = range(min(TEMPLATE_ROWS, len(train)))
-    found = list(filter(None, (_row_problem(train, tokenizer, row) for row in rows)))
+    cut = set(train.notices.get(Notice.CUT, ()))
+    begins = [_leading_bos(tokenizer, train.ids(row, "prompt")) for row in rows]
+    found = [f"{train.place(row)} begins with {number} BOS" for row, number in zip(rows, begins, strict=True)
+             if number > 1]
+    found += [f"the {name} of {train.place(row)} does not end in a stop token" for row in rows
+              for name in ("completion", "chosen", "rejected") if name in train.table.column_names
+              and train.row_index(row) not in cut and train.ids(row, name)[-1] not in tokenizer.stop_token_ids]
     kept = sum(_begins_the_whole(tokenizer, train.example(row)) for row in rows)
-    bos = "one BOS" if tokenizer.lead or tokenizer.hf.bos_token_id is not None else "no BOS"
-    text = f"in the first {len(rows)} rows the prompt is the beginning of the whole in {kept}; {bos}"
+    text = f"of the first {len(rows)} rows {kept} have a prompt that begins the whole, {begins.count(1)} one BOS"
     text += "" if train.kind == "rollouts" else "; the stop token is the last that is learned"
     return text + (f"; but {listing(found)}" if found else "")
+
+
+def _leading_bos(tokenizer: Tokenizer, prompt: list[int]) -> int:
+    bos = tokenizer.hf.bos_token_id
+    return next((i for i, token in enumerate(prompt) if token != bos), len(prompt))
 
 
 def _begins_the_whole(tokenizer: Tokenizer, example: Example) -> bool:
     """Whether the template writes a prompt the same once its answer follows."""
     answers = example.answers or (DRY_COMPLETION,)
-    return not any(tokenizer.answer_text(example.prompt, answer, example.tools)[1] for answer in answers)
-
-
-def _row_problem(train: Prepared, tokenizer: Tokenizer, row: int) -> str | None:
-    bos, prompt = tokenizer.hf.bos_token_id, train.ids(row, "prompt")
-    begins = next((i for i, token in enumerate(prompt) if token != bos), len(prompt))
-    if bos is not None and begins > 1 and bos not in tokenizer.stop_token_ids:
-        return f"{train.place(row)} begins with {begins} BOS"
-    cut = train.row_index(row) in set(train.notices.get(Notice.CUT, ()))
-    for name in ("completion", "chosen", "rejected"):
-        if name in train.table.column_names and not cut and train.ids(row, name)[-1] not in tokenizer.stop_token_ids:
-            return f"the {name} of {train.place(row)} does not end in a stop token"
-    return None
+    try:
+        return not any(tokenizer.answer_text(example.prompt, answer, example.tools)[1] for answer in answers)
+    except RowProblem:
+        return False
 
 
 def _machine() -> str:

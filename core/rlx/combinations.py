@@ -33,6 +33,7 @@ def inert(plan: Plan, given: set[str]) -> Iterator[str]:
         ("model.reference.cache", needs.data != "rollouts", "sampled completions are new each time"),
         ("data.max_length", needs.data != "rollouts", f"{name} samples its completions; set rollout.max_completion"),
         ("run.sample_every", needs.data == "rollouts", f"{name} writes no samples here"),
+        ("run.resume_changed", plan.spec.run.resume is not None, "nothing is resumed"),
         *((setting, plan.spec.run.save_every is not None, "without run.save_every only one checkpoint is written")
           for setting in ("run.keep", "run.best", "run.failed_save")),
         *((setting, bool(plan.spec.data.eval), "there is no data.eval to evaluate on")

@@ -88,13 +88,13 @@ def launch(processes: int) -> int:
     for name in ("torch.distributed.elastic", "torch.distributed.launcher"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     os.environ[STARTED] = "1"
-    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGHUP,SIGQUIT"  # torch would end the ranks; these two they finish
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _pass_on)
     with tempfile.TemporaryDirectory(prefix="rlx-") as folder:
         logs = DefaultLogsSpecs(folder, redirects={rank: Std.ALL for rank in range(1, processes)})
         config = LaunchConfig(1, 1, processes, logs, "rlx", rdzv_backend="c10d", rdzv_endpoint="localhost:0",
-                              max_restarts=0, monitor_interval=0.1, shutdown_timeout=10, local_addr="localhost")
+                              max_restarts=0, monitor_interval=0.1, shutdown_timeout=10, local_addr="localhost",
+                              signals_to_handle="SIGHUP,SIGQUIT")  # at the other two torch would end the ranks
         try:
             # As in this process, files of the working folder are not modules unless they were before.
             safe = () if sys.path[0] in ("", os.getcwd()) else ("-P",)

@@ -55,7 +55,10 @@ def shape_of(folder: Path) -> Shape | None:
 
 def _header(file: Path) -> Mapping[str, Any]:
     with file.open("rb") as stream:
-        header: dict[str, Any] = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
+        size = int.from_bytes(stream.read(8), "little")
+        if size > file.stat().st_size:
+            raise ValueError(f"{file} is no safetensors file")
+        header: dict[str, Any] = json.loads(stream.read(size))
     return header
 
 

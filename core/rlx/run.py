@@ -61,7 +61,7 @@ def run(plan: Plan, view: View) -> Result:
         view.inputs(plan, inputs)
         saved = read_state(checkpoint) if checkpoint else {}
         if checkpoint:
-            same_data(saved["data"], inputs.train, checkpoint)
+            same_data(saved["data"], inputs.train, checkpoint, plan.spec.run.resume_changed, view.note)
         ranks.first_does(lambda: _preflight(plan, inputs, ranks.world, view))
         ranks.first_does(folder.make)
         blind = [rank for rank, sees in enumerate(ranks.gather(folder.path.is_dir())) if not sees]

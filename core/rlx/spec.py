@@ -247,6 +247,8 @@ class RunSpec(Section):
     """Seconds that one phase of a step may take; then each rank's stack is written down and the run ends."""
     resume: str | None = None
     """'auto' continues the run of this name from its newest checkpoint, if there is one; or a checkpoint's folder."""
+    resume_changed: bool = False
+    """Continue although the data, or a setting that makes it another run, has changed."""
 
 
 class TrackerSpec(Section):

@@ -15,12 +15,12 @@ def lines_of(result):
 
 def test_the_arithmetic_of_a_batch_and_the_memory_by_part(rlx):
     report = lines_of(rlx("check", "--algo", "grpo", "--reward", "polite_length", "--set", "train.batch_size=16",
-                          "--set", "rollout.group_size=4", "--gpus", "2", "--json"))
+                          "--set", "rollout.group_size=4", "--gpus", "2", "--steps", "40", "--json"))
     assert report["batch"].startswith("16 prompts x 4 completions = 64 rows a step, 32 a rank, 4 optimizer steps of "
                                       "32 rows; 40 steps are 1.8 passes over 352 rows")
     for part in ("weights", "optimizer", "gradients", "activations", "KV cache"):
         assert f"{part} " in report["memory"]
-    assert report["tokens"].startswith("in the first 256 rows the prompt is the beginning of the whole in 256")
+    assert report["tokens"].startswith("of the first 256 rows 256 have a prompt that begins the whole")
     assert "CPU cores" in report["machine"]
 
 

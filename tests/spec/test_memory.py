@@ -57,3 +57,10 @@ def test_shape_and_checkpoint_of_the_bundled_model(tmp_path):
         assert shape.weights == sum(file.get_tensor(name).numel() for name in file.keys())
     assert checkpoint_bytes([Role("policy", shape, shape.weights)], False) == 16 * shape.weights
     assert shape_of(tmp_path) is None
+
+
+def test_files_that_are_not_weights_are_not_read(tmp_path):
+    config = Path(rlx.__file__).parent / "quickstart" / "rlx-tiny" / "config.json"
+    (tmp_path / "config.json").write_text(config.read_text())
+    (tmp_path / "model.safetensors").write_bytes(b"\xff" * 100)
+    assert shape_of(tmp_path) is None
