@@ -28,16 +28,19 @@ COMMANDS = {"api.py", "cli.py", "data/look.py", "describe.py", "new_reward.py", 
 """What people type and see; each reads what the rest offers, and nothing of the rest needs it."""
 REWARDS = {"functions.py", "guard.py", "isolate.py", "rewards.py", "worker.py"}
 """Rewards of any origin: found by name, limited in time, kept apart, measured. A stranger's code is met only here."""
-BOUNDS = {"rewards": 360, "data": 1040, "ops": 220, "models": 290, "commands": 600, "engine": 2150}
+PREFLIGHT = {"check.py", "memory.py", "preflight.py"}
+"""What looks at a run before it starts; the run itself goes without."""
+PARTS = {name: part for part, names in (("commands", COMMANDS), ("rewards", REWARDS), ("preflight", PREFLIGHT))
+         for name in names}
+BOUNDS = {"preflight": 250, "rewards": 360, "data": 1040, "ops": 220, "models": 290, "commands": 600, "engine": 2400}
 
 
 def test_core_stays_readable():
     """Of each part, so that none grows at the cost of another."""
     sizes: dict[str, int] = dict.fromkeys(BOUNDS, 0)
     for name, text in SOURCES.items():
-        part = "commands" if name in COMMANDS else "rewards" if name in REWARDS else name.split("/")[0]
-        part = "engine" if part.endswith(".py") else part
-        sizes[part] += code_lines(text)
+        part = PARTS.get(name, name.split("/")[0])
+        sizes["engine" if part.endswith(".py") else part] += code_lines(text)
     assert {part: size for part, size in sizes.items() if size > BOUNDS[part]} == {}, sizes
 
 

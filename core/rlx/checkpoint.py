@@ -10,6 +10,7 @@ Everything is written to a folder of another name, synced, and renamed. Nothing 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -18,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -33,8 +34,25 @@ SHARD_BYTES = 4 << 30
 FOLDERS: Mapping[Role, str] = {"policy": "actor", "critic": "critic", "reward": "reward"}
 
 
+class SaveError(RunError):
+    """A checkpoint could not be written; those before it are as they were. All ranks raise it together."""
+
+
+class _Writing(contextlib.AbstractContextManager["_Writing"]):
+    """What one rank writes while all gather: after a failure it writes no more, and nobody is left waiting."""
+
+    def __init__(self, first: bool) -> None:
+        self.on, self.failure = first, ""
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
+        if isinstance(error, OSError | SafetensorError | CheckpointError):
+            self.on, self.failure = False, str(error)
+            return True
+        return False
+
+
 def save_checkpoint(folder: Path, step: int, engines: Mapping[Role, Engine], tokenizer: Any,
-                    state: Mapping[str, Any], keep: int, ranks: Ranks) -> Path:
+                    state: Mapping[str, Any], keep: int, ranks: Ranks, best: str | None = None) -> Path:
     """Write the checkpoint of a step, verify it, then remove the oldest beyond ``keep``. All ranks call it.
 
     Args:
@@ -45,39 +63,73 @@ def save_checkpoint(folder: Path, step: int, engines: Mapping[Role, Engine], tok
         state: `Trainer.state_dict` and whatever else a resumed run needs, JSON-able.
         keep: checkpoints that stay.
         ranks: rank 0 writes what all of them gather.
+        best: metric in the states' ``metrics`` whose best checkpoint stays too; a minus before it for the lowest.
+
+    Raises:
+        SaveError: on every rank; what was written of it is gone, and older checkpoints are all there.
     """
     aside, final = folder / f"{ASIDE}{step}", folder / f"{PREFIX}{step}"
-    if ranks.first:
-        shutil.rmtree(aside, ignore_errors=True)
-        (aside / "state").mkdir(parents=True)
+    writing = _Writing(ranks.first)
+    with writing:
+        if writing.on:
+            shutil.rmtree(aside, ignore_errors=True)
+            (aside / "state").mkdir(parents=True)
     for role, engine in engines.items():
-        engine.save(aside / FOLDERS[role], ranks.first)
-        if ranks.first:
-            tokenizer.save_pretrained(aside / FOLDERS[role])
+        with writing:
+            engine.save(aside / FOLDERS[role], writing.on)
+            if writing.on:
+                tokenizer.save_pretrained(aside / FOLDERS[role])
         ranks.gather(None)  # waits with our patience; the engine's own group of ranks has a shorter one
-        _write_tensors(aside / "state", role, engine.state(), ranks.first)
+        _write_tensors(aside / "state", role, engine.state(), writing)
         ranks.gather(None)
-    ranks.first_does(lambda: _finish(aside, final, state, keep))
+    with writing:
+        if writing.on:
+            _finish(aside, final, state)
+            _prune(folder, final, keep, best)
+    if writing.failure:
+        shutil.rmtree(aside, ignore_errors=True)
+    failure = ranks.first_does(lambda: writing.failure)
+    if failure:
+        left = complete_checkpoints(folder)
+        before = f"The last good one is '{left[-1]}'" if left else "There is none before it"
+        raise SaveError(f"the checkpoint of step {step} could not be written: {failure}. {before}.")
     return final
 
 
-def _finish(aside: Path, final: Path, state: Mapping[str, Any], keep: int) -> None:
-    """Everything after the tensors; old checkpoints go last."""
-    folder = final.parent
+def _finish(aside: Path, final: Path, state: Mapping[str, Any]) -> None:
+    """Everything after the tensors, until the checkpoint is known to be whole."""
     _write_json(aside / "state" / "trainer.json", state)
     _write_json(aside / "manifest.json", {str(f.relative_to(aside)): _describe(f) for f in _files(aside)})
     for file in [*_files(aside), *(p for p in [aside, *aside.rglob("*")] if p.is_dir())]:
         _sync(file)
     shutil.rmtree(final, ignore_errors=True)
     os.replace(aside, final)
-    _sync(folder)
+    _sync(final.parent)
     try:
         verify(final)
-    except CheckpointError as error:
-        raise RunError(f"what was just written cannot be read back: {error}") from error
-    others = [c for c in complete_checkpoints(folder) if c != final]
-    for old in others[: max(0, len(others) + 1 - keep)]:
+    except CheckpointError:
+        shutil.rmtree(final, ignore_errors=True)
+        raise
+
+
+def _prune(folder: Path, newest: Path, keep: int, best: str | None) -> None:
+    """Remove what is not among the newest, nor the best, and what a killed process left half written."""
+    there = complete_checkpoints(folder)
+    stay = {newest, *(there[-keep:])}
+    if best is not None and (found := best_checkpoint(folder, best)):
+        stay.add(found[0])
+    for old in [*(c for c in there if c not in stay), *folder.glob(f"{ASIDE}*")]:
         shutil.rmtree(old)
+
+
+def best_checkpoint(folder: Path, metric: str) -> tuple[Path, float] | None:
+    """The checkpoint with the highest value of a metric (the lowest, for ``-metric``), the newest of equal ones."""
+    sign, name = (-1.0, metric[1:]) if metric.startswith("-") else (1.0, metric)
+    found = []
+    for number, checkpoint in enumerate(complete_checkpoints(folder)):
+        with contextlib.suppress(OSError, ValueError, KeyError):  # a damaged one, or one that was not measured
+            found.append((sign * read_state(checkpoint)["metrics"][name], number, checkpoint))
+    return (max(found)[2], sign * max(found)[0]) if found else None
 
 
 def complete_checkpoints(folder: Path) -> list[Path]:
@@ -158,18 +210,20 @@ def _shard(role: Role, number: int) -> str:
     return f"{role}-{number:05d}.safetensors" if number else f"{role}.safetensors"
 
 
-def _write_tensors(folder: Path, role: Role, tensors: Iterable[tuple[str, Tensor]], write: bool) -> None:
+def _write_tensors(folder: Path, role: Role, tensors: Iterable[tuple[str, Tensor]], writing: _Writing) -> None:
     """Into files of a few gigabytes, so that no more is held at once; ranks that do not write only gather."""
     held: dict[str, Tensor] = {}
     files = 0
     for name, tensor in tensors:
-        if write and held and sum(t.nbytes for t in held.values()) + tensor.nbytes > SHARD_BYTES:
-            save_file(held, folder / _shard(role, files))
+        if held and sum(t.nbytes for t in held.values()) + tensor.nbytes > SHARD_BYTES:
+            with writing:
+                save_file(held, folder / _shard(role, files))
             held, files = {}, files + 1
-        if write:
+        if writing.on:
             held[name] = tensor.contiguous()
-    if write:
-        save_file(held, folder / _shard(role, files))
+    with writing:
+        if writing.on:
+            save_file(held, folder / _shard(role, files))
 
 
 def _files(folder: Path) -> Iterator[Path]:

@@ -57,7 +57,7 @@ def resume(run: Annotated[Path, typer.Argument(help="A run's folder.")], steps: 
 @app.command()
 def check(spec: SpecFile = None, algo: Algo = None, reward: RewardFlag = None, model: Model = None, data: Data = None,
           rollout: Rollout = None, steps: Steps = None, resume: Resume = None, name: RunName = None,
-          settings: SetFlag = None, json: Json = False) -> None:
+          gpus: Gpus = None, settings: SetFlag = None, json: Json = False) -> None:
     """Find what could fail in a training, without starting it. Takes the arguments of train."""
     given = _settings(spec, algo, reward, model, data, rollout, steps, resume, name, settings)
     with _errors():
@@ -66,7 +66,8 @@ def check(spec: SpecFile = None, algo: Algo = None, reward: RewardFlag = None, m
         from rlx.registry import Registry
         from rlx.view import View
 
-        report = check_plan(_resolve(Registry.discover(), given), unseen if json else View(sys.stderr).progress)
+        report = check_plan(_resolve(Registry.discover(), given), unseen if json else View(sys.stderr).progress,
+                            gpus or 1)
         _print_json(report) if json else typer.echo("\n".join(f"{k}: {v}" for k, v in report.items()))
 
 
@@ -267,7 +268,7 @@ class _errors:
         from rlx_sdk import InputError, RlxError
 
         if isinstance(error, RlxError):
-            _fail(str(error), 2 if isinstance(error, InputError) else 1)
+            _fail(str(error), 2 if isinstance(error, InputError) else getattr(error, "code", 1))
 
 
 def _fail(message: str, code: int) -> NoReturn:
@@ -275,7 +276,7 @@ def _fail(message: str, code: int) -> NoReturn:
 
     if not report(message):
         rank = place_of(os.environ).rank
-        typer.echo(f"error: {f'rank {rank}: ' if rank else ''}{message}", err=True)
+        typer.echo(f"{'' if code > 128 else 'error: '}{f'rank {rank}: ' if rank else ''}{message}", err=True)
     raise typer.Exit(code)
 
 

@@ -33,7 +33,9 @@ def inert(plan: Plan, given: set[str]) -> Iterator[str]:
         ("model.reference.cache", needs.data != "rollouts", "sampled completions are new each time"),
         ("data.max_length", needs.data != "rollouts", f"{name} samples its completions; set rollout.max_completion"),
         ("run.sample_every", needs.data == "rollouts", f"{name} writes no samples here"),
-        ("run.keep", plan.spec.run.save_every is not None, "without run.save_every only one checkpoint is written"),
+        ("run.resume_changed", plan.spec.run.resume is not None, "nothing is resumed"),
+        *((setting, plan.spec.run.save_every is not None, "without run.save_every only one checkpoint is written")
+          for setting in ("run.keep", "run.best", "run.failed_save")),
         *((setting, bool(plan.spec.data.eval), "there is no data.eval to evaluate on")
           for setting in ("run.eval_every", "rollout.eval")),
         *((f"algo.{option}", not plan.single_update, "each batch makes one update (train.minibatches and "
@@ -72,6 +74,10 @@ def conflicts(plan: Plan, registry: Registry) -> Iterator[str]:
                "the run is; give --steps N")
     if spec.run.resume == "auto" and spec.run.name is None:
         yield "run.resume = auto continues the run of one name; give it with --name (run.name)"
+    save, evaluate = spec.run.save_every, spec.run.eval_every
+    if save and (spec.run.best or "").lstrip("-").startswith("eval/") and (not evaluate or save % evaluate):
+        yield (f"run.best = {spec.run.best} is measured every {evaluate or 'never'} steps (run.eval_every) and "
+               f"checkpoints are written every {save} (run.save_every): make that a multiple of run.eval_every")
     if spec.engine.offload == "all" and spec.engine.zero_stage < 3:
         yield "engine.offload = all moves weights that are split over the ranks: set engine.zero_stage = 3 with it"
     if spec.train.steps is None and spec.train.epochs is None:

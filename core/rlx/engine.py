@@ -105,6 +105,21 @@ class Engine:
         norm = self._deepspeed.get_global_grad_norm()
         return StepResult(math.nan if norm is None else float(norm), lr, skipped)
 
+    @property
+    def repeats(self) -> bool:
+        """Whether gradients can be forgotten and made again within a step: nothing is reduced before `step`."""
+        return self._spec.zero_stage == 1 and self._spec.offload is None
+
+    def forget(self) -> None:
+        """Drop the gradients since the last `step`, of a backward pass that raised too; no weight and no count changes.
+
+        Done by an update of a gradient that is not finite, which DeepSpeed skips, and cleans up after, by itself.
+        """
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        self.backward(self._nothing() * math.nan)
+        self._deepspeed.step()
+
     def gathered(self, *parameters: Tensor, change: bool = False) -> contextlib.AbstractContextManager[Any]:
         """Parameters whole, on every rank, while it is entered; with ``change`` what is written into them stays."""
         if not self.in_step:
@@ -206,10 +221,14 @@ class Engine:
         """Adam makes its state in the first step: take one with gradient and learning rate zero."""
         for group in self._deepspeed.optimizer.param_groups:
             group["lr"] = 0.0
+        self.backward(self._nothing())
+        self._deepspeed.step()
+
+    def _nothing(self) -> Tensor:
+        """0, with a gradient of 0 for every parameter."""
         outputs = self(*self.module.example(self.device))
         outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-        self.backward(torch.stack([output.float().sum() * 0.0 for output in outputs]).sum())
-        self._deepspeed.step()
+        return torch.stack([output.float().sum() * 0.0 for output in outputs]).sum()
 
     def _adam_state(self) -> list[dict[str, Any]]:
         inner = self._deepspeed.optimizer

@@ -28,6 +28,9 @@ def model_files(path: str) -> list[tuple[str, int, int]]:
 def explain_load_failure(path: str, what: str, error: Exception) -> str:
     """What is wrong with a model path, and the fix."""
     local = Path(path)
+    if "trust_remote_code" in str(error):
+        return (f"the {what} of '{path}' brings Python code of its own, which is not run unasked: read it, and set "
+                "model.trust_remote_code = true if you trust it.")
     reason = str(error).strip().partition("\n")[0].rstrip(".: ")
     if local.is_dir():
         found = ", ".join(sorted(p.name for p in local.iterdir())[:8]) or "nothing"

@@ -88,10 +88,13 @@ def launch(processes: int) -> int:
     for name in ("torch.distributed.elastic", "torch.distributed.launcher"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     os.environ[STARTED] = "1"
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _pass_on)
     with tempfile.TemporaryDirectory(prefix="rlx-") as folder:
         logs = DefaultLogsSpecs(folder, redirects={rank: Std.ALL for rank in range(1, processes)})
         config = LaunchConfig(1, 1, processes, logs, "rlx", rdzv_backend="c10d", rdzv_endpoint="localhost:0",
-                              max_restarts=0, monitor_interval=0.1, shutdown_timeout=10, local_addr="localhost")
+                              max_restarts=0, monitor_interval=0.1, shutdown_timeout=10, local_addr="localhost",
+                              signals_to_handle="SIGHUP,SIGQUIT")  # at the other two torch would end the ranks
         try:
             # As in this process, files of the working folder are not modules unless they were before.
             safe = () if sys.path[0] in ("", os.getcwd()) else ("-P",)
@@ -104,6 +107,14 @@ def launch(processes: int) -> int:
             if sys.stdout.isatty():
                 sys.stdout.write("\x1b[?25h")  # rank 0 may have been stopped while the cursor was hidden
     return 0
+
+
+def _pass_on(number: int, frame: Any) -> None:
+    """A signal to the ranks, which are in sessions of their own: they finish their step and save, and this waits."""
+    import psutil
+
+    for child in psutil.Process().children():
+        child.send_signal(number)
 
 
 def _last_words(folder: str, rank: int) -> str:
@@ -123,7 +134,7 @@ def _tell(failures: Mapping[int, Any], folder: str) -> int:
     where, words = f"rank {rank}: " if rank else "", _last_words(folder, rank)
     if not message or first.exitcode < 0:
         message = "\n".join(filter(None, (message or f"ended with exit code {first.exitcode}", words)))
-    print(f"error: {where}{message}", file=sys.stderr)
+    print(f"{'' if first.exitcode > 128 else 'error: '}{where}{message}", file=sys.stderr)
     return int(first.exitcode) if first.exitcode > 0 else 1
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -41,6 +41,14 @@ class Accumulator:
                 sign = 1.0 if isinstance(metric, Max) else -1.0
                 self._extremes[f"{'+' if sign > 0 else '-'}{prefix}{name}"].append(sign * _scalar(metric.value))
 
+    def merge(self, other: Accumulator) -> None:
+        """Add all that another one was told."""
+        for name, pairs in other._means.items():
+            self._means[name] += pairs
+        for mine, theirs in ((self._sums, other._sums), (self._extremes, other._extremes)):
+            for name, values in theirs.items():
+                mine[name] += values
+
     def reduce(self) -> dict[str, float]:
         """The global values. Ranks may have measured different things; the sums are added in rank order."""
         means = {name: torch.stack([_together(pair) for pair in pairs]).sum(0).tolist()
@@ -74,8 +82,9 @@ def _together(scalars: Sequence[Tensor]) -> Tensor:
 class Phases:
     """Seconds spent in each named phase of a step."""
 
-    def __init__(self) -> None:
-        """Start the step's clock."""
+    def __init__(self, begun: Callable[[str], None] = lambda name: None) -> None:
+        """Start the step's clock; ``begun`` is told of each phase."""
+        self._begun = begun
         self.seconds: dict[str, float] = defaultdict(float)
         self._start = time.perf_counter()
 
@@ -83,6 +92,7 @@ class Phases:
     def __call__(self, name: str) -> Iterator[None]:
         """Time a block; on a GPU it includes the work that the block queued."""
         begin = time.perf_counter()
+        self._begun(name)
         try:
             yield
         finally:
@@ -90,7 +100,9 @@ class Phases:
                 torch.cuda.synchronize()
             self.seconds[name] += time.perf_counter() - begin
 
-    def metrics(self) -> dict[str, float]:
-        """``time/<phase>`` and ``time/step``, seconds."""
-        return {**{f"time/{name}": s for name, s in self.seconds.items()},
-                "time/step": time.perf_counter() - self._start}
+    def metrics(self, counted: Mapping[str, float]) -> dict[str, float]:
+        """``time/<phase>`` and ``time/step`` in seconds, and tokens a second of those that were counted."""
+        times = {f"time/{name}": s for name, s in self.seconds.items()}
+        speeds = {f"speed/{verb}_tokens_per_s": counted[f"{name}/tokens"] / times[f"time/{name}"]
+                  for name, verb in (("rollout", "generated"), ("update", "trained")) if times.get(f"time/{name}")}
+        return {**times, "time/step": time.perf_counter() - self._start, **speeds}

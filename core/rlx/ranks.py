@@ -18,8 +18,8 @@ from rlx.logs import silent_stderr
 from rlx_sdk import SpecError
 
 T = TypeVar("T")
-PATIENCE = timedelta(hours=2)
-"""How long ranks wait for one that is at work, say on a slow reward; one that died is noticed at once."""
+GRACE = 60
+"""Seconds that ranks wait for one that is at work beyond ``run.stuck_after``, whose stacks come first."""
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,12 @@ class Ranks:
             self.gather(None)
 
 
-def start_distributed() -> Ranks:
-    """Join the processes a launcher started, or make a group of this one alone: DeepSpeed needs one in any case."""
+def start_distributed(patience: float = 7200) -> Ranks:
+    """Join the processes a launcher started, or make a group of this one alone: DeepSpeed needs one in any case.
+
+    Args:
+        patience: seconds that ranks wait for one that is at work, say on a slow reward; a dead one is noticed at once.
+    """
     import deepspeed
 
     # Without a GPU, DeepSpeed would compile a shared-memory op, which needs a compiler; gloo serves as well.
@@ -97,7 +101,7 @@ def start_distributed() -> Ranks:
         os.environ |= place.environment()  # DeepSpeed insists on finding it there
         store = torch.distributed.HashStore() if ranks.world == 1 else None  # type: ignore[attr-defined]
         torch.distributed.init_process_group("cpu:gloo,cuda:nccl" if gpu else "gloo", store=store, rank=ranks.rank,
-                                             world_size=ranks.world, timeout=PATIENCE)
+                                             world_size=ranks.world, timeout=timedelta(seconds=patience + GRACE))
         atexit.register(_leave)
         deepspeed.init_distributed(dist_backend="nccl" if gpu else "gloo", verbose=False)
     return ranks

@@ -48,7 +48,7 @@ class Entry:
         requires: dict[str, str] = self.plugin.requires
         return {module: what for module, what in requires.items() if not _installed(module)}
 
-    def call(self, part: Literal["config", "needs", "build"], *args: Any) -> Any:
+    def call(self, part: Literal["config", "needs", "build", "preflight", "cached_tokens"], *args: Any) -> Any:
         """Call one of the plugin's functions; what it prints goes to standard error.
 
         Raises:

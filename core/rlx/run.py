@@ -12,7 +12,7 @@ from typing import Any
 
 from rlx.plan import Plan
 from rlx.view import View
-from rlx_sdk import SpecError, Tracker, TrackerContext
+from rlx_sdk import RunError, RunStopped, SpecError, Tracker, TrackerContext
 
 # Threads that wait spin for a moment, then sleep: spinning on, as is the default, they starve each other when anything
 # else runs on the machine; sleeping at once costs a tenth of the speed when nothing does. Read when torch is loaded.
@@ -42,16 +42,18 @@ def run(plan: Plan, view: View) -> Result:
     Raises:
         InputError: found before any model is loaded.
         RunError: training could not go on.
+        RunStopped: a signal asked for the end.
     """
     from rlx.checkpoint import read_state
     from rlx.inputs import read_inputs
     from rlx.logs import library_log
     from rlx.ranks import start_distributed
     from rlx.runs import open_run, same_data
+    from rlx.watch import StopSignals, Watchdog
 
     with contextlib.ExitStack() as stack:
         with library_log(None):
-            ranks = start_distributed()
+            ranks = start_distributed(plan.spec.run.stuck_after)
         view = view if ranks.first else view.silent()
         folder, checkpoint = ranks.first_does(lambda: open_run(plan, view.note))
         with library_log(None), ranks.one_a_machine_first():
@@ -59,7 +61,8 @@ def run(plan: Plan, view: View) -> Result:
         view.inputs(plan, inputs)
         saved = read_state(checkpoint) if checkpoint else {}
         if checkpoint:
-            same_data(saved["data"], inputs.train, checkpoint)
+            same_data(saved["data"], inputs.train, checkpoint, plan.spec.run.resume_changed, view.note)
+        ranks.first_does(lambda: _preflight(plan, inputs, ranks.world, view))
         ranks.first_does(folder.make)
         blind = [rank for rank, sees in enumerate(ranks.gather(folder.path.is_dir())) if not sees]
         if blind:
@@ -82,12 +85,62 @@ def run(plan: Plan, view: View) -> Result:
             folder.rewind(trainer.step if checkpoint else -1)
             folder.start(plan)
             recorder.trackers = stack.enter_context(_trackers(plan, folder.path, saved, view))
-        with view.live(trainer.step, trainer.total_steps):
+        with (view.live(trainer.step, trainer.total_steps), StopSignals(ranks.first) as recorder.signals,
+              Watchdog(plan.spec.run.stuck_after, folder.path, ranks.rank) as recorder.watchdog,
+              _naming_the_last_checkpoint(folder), _explaining_memory(recorder, plan)):
             trainer.fit()
+        if trainer.step < trainer.total_steps:
+            raise _stopped(trainer, recorder, folder)
         assert recorder.checkpoint is not None
         metrics = {**recorder.last, **recorder.last_eval}
         return Result(folder.path, recorder.checkpoint, trainer.step,
                       {name: value for name, value in metrics.items() if math.isfinite(value)})
+
+
+def _preflight(plan: Plan, inputs: Any, ranks: int, view: View) -> None:
+    """What would fail later, before a model is loaded; what only may is said."""
+    from rlx.preflight import disk_problem, estimate_memory, memory_text, tracker_problems
+
+    problems = list(tracker_problems(plan))
+    if problems:
+        raise SpecError(problems)
+    found = estimate_memory(plan, inputs, ranks)
+    text, too_much = memory_text(found, plan, ranks) if found else ("", False)
+    for note in filter(None, (disk_problem(plan), f"memory: {text}" if too_much else None)):
+        view.note(f"careful: {note}")
+
+
+@contextlib.contextmanager
+def _naming_the_last_checkpoint(folder: Any) -> Iterator[None]:
+    """Errors of the training say where it can be continued."""
+    from rlx.checkpoint import complete_checkpoints
+
+    try:
+        yield
+    except RunError as error:
+        there = complete_checkpoints(folder.checkpoints)
+        where = f"'rlx resume {folder.path}' continues from '{there[-1]}'" if there else "No checkpoint was written yet"
+        error.args = (f"{error}\n{where}.",)
+        raise
+
+
+@contextlib.contextmanager
+def _explaining_memory(recorder: _Recorder, plan: Plan) -> Iterator[None]:
+    from rlx.faults import explain_out_of_memory, out_of_memory
+
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not out_of_memory(error):
+            raise
+        raise explain_out_of_memory(error, recorder.at, plan.spec) from error
+
+
+def _stopped(trainer: Any, recorder: _Recorder, folder: Any) -> RunStopped:
+    asked = recorder.stopped_by
+    saved = f"saved as '{recorder.checkpoint}'" if recorder.saved else "which could not be saved"
+    return RunStopped(f"ended by {asked.name} after step {trainer.step} of {trainer.total_steps}, {saved}. "
+                      f"'rlx resume {folder.path}' goes on.", 128 + asked)
 
 
 class _Recorder:
@@ -99,26 +152,42 @@ class _Recorder:
         self.checkpoint: Path | None = None
         self.last: Mapping[str, float] = {}
         self.last_eval: Mapping[str, float] = {}
+        self.signals: Any = None
+        self.watchdog: Any = None
+        self.stopped_by: Any = None
+        self.saved, self.at = True, "the start"
+        self._measured: dict[str, float] = {}
+
+    def phase(self, name: str) -> None:
+        self.at = name
+        if self.watchdog:
+            self.watchdog.beat(name)
+
+    def stop_asked(self) -> bool:
+        found = self._ranks.gather(self.signals.asked if self.signals else None)
+        self.stopped_by = next(filter(None, found), None)
+        return self.stopped_by is not None
 
     def step(self, step: int, metrics: Mapping[str, float], samples: list[dict[str, Any]]) -> None:
-        self.last = metrics
+        self.last, self._measured = metrics, dict(metrics)
         due = step == 1 or step % self._plan.spec.run.sample_every == 0
         samples = self._all(samples) if due else []
         if not self._ranks.first:
             return
-        self._folder.log(step, metrics)
+        self._write("log", step, metrics)
         if due:
-            self._folder.write_samples(step, samples)
+            self._write("write_samples", step, samples)
             self._track("samples", step, samples)
         self._track("log", step, metrics)
         self._view.step(step, metrics)
 
     def evaluated(self, step: int, metrics: Mapping[str, float], samples: list[dict[str, Any]]) -> None:
         self.last_eval, samples = metrics, self._all(samples)
+        self._measured |= metrics
         if not self._ranks.first:
             return
-        self._folder.log(step, metrics)
-        self._folder.write_samples(step, samples, "eval")
+        self._write("log", step, metrics)
+        self._write("write_samples", step, samples, "eval")
         self._track("log", step, metrics)
         self._view.evaluated(step, metrics, samples)
 
@@ -126,14 +195,47 @@ class _Recorder:
         self._view.note(text)
 
     def save(self, trainer: Any) -> None:
-        from rlx.checkpoint import save_checkpoint
+        from rlx.checkpoint import SaveError, save_checkpoint
 
-        rows = self._inputs.train.rows
+        rows, run = self._inputs.train.rows, self._plan.spec.run
         state = {**trainer.state_dict(), "trackers": {name: t.state_dict() for name, t in self.trackers},
-                 "data": {"rows": len(rows), "fingerprint": rows.fingerprint}}
-        self.checkpoint = save_checkpoint(self._folder.checkpoints, trainer.step, trainer.engines,
-                                          self._inputs.tokenizer.hf, state, self._plan.spec.run.keep, self._ranks)
-        self._view.saved(self.checkpoint)
+                 "data": {"rows": len(rows), "fingerprint": rows.fingerprint}, "metrics": self._measure(run.best)}
+        try:
+            self.checkpoint = save_checkpoint(self._folder.checkpoints, trainer.step, trainer.engines,
+                                              self._inputs.tokenizer.hf, state, run.keep, self._ranks, run.best)
+        except SaveError as error:
+            if run.failed_save == "stop" or trainer.step == trainer.total_steps:
+                raise
+            self.saved = False
+            self._view.note(f"{error}; the run goes on (run.failed_save)")
+        else:
+            self.saved = True
+            self._view.saved(self.checkpoint)
+
+    def _measure(self, best: str | None) -> dict[str, float]:
+        """What the checkpoints are compared by."""
+        name = (best or "").removeprefix("-")
+        if best and name not in self._measured:
+            self.note(f"run.best: this step has no metric '{name}'; it has {', '.join(sorted(self._measured))}")
+        value = self._measured.get(name, math.nan)
+        return {name: value} if math.isfinite(value) else {}
+
+    def _write(self, method: str, *args: Any) -> None:
+        try:
+            getattr(self._folder, method)(*args)
+        except OSError as error:
+            text = f"'{self._folder.path}' cannot be written: {error}"
+            if self._plan.spec.run.failed_save == "stop":
+                raise RunError(text) from error
+            self.note(f"{text}; the run goes on (run.failed_save)")
+
+    def skipped(self, step: int, role: str, rows: list[Any]) -> None:
+        from rlx.faults import describe_rows, skipped_text
+
+        found = self._all(describe_rows(rows, self._inputs.tokenizer.decode))
+        self.note(skipped_text(step, role, found))
+        if self._ranks.first:
+            self._write("log_skipped", step, role, found)
 
     def _all(self, samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
         return [sample for part in self._ranks.gather(samples) for sample in part]

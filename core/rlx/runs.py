@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from importlib import metadata
 from pathlib import Path
@@ -32,6 +34,7 @@ class RunFolder:
         self.path = path
         self.checkpoints = path / "checkpoints"
         self._metrics = path / "metrics.jsonl"
+        self._unwritten: list[str] = []
 
     def make(self) -> None:
         """Make the folder; it is a run's only when `start` has written the spec.
@@ -65,10 +68,23 @@ class RunFolder:
                 file.unlink()
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Append one line; what is not a finite number is null."""
-        with self._metrics.open("a", encoding="utf-8") as stream:
-            known = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
-            stream.write(json.dumps({"step": step, **known}, allow_nan=False) + "\n")
+        """Append one line; what is not a finite number is null. What cannot be written is kept for the next time."""
+        known = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+        self._unwritten.append(json.dumps({"step": step, **known}, allow_nan=False) + "\n")
+        size = self._metrics.stat().st_size if self._metrics.exists() else 0
+        try:
+            with self._metrics.open("a", encoding="utf-8") as stream:
+                stream.writelines(self._unwritten)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.truncate(self._metrics, size)
+            raise
+        self._unwritten.clear()
+
+    def log_skipped(self, step: int, role: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Which rows had a loss that was not finite, in ``skipped.jsonl``."""
+        with (self.path / "skipped.jsonl").open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps({"step": step, "role": role, "rows": list(rows)}, ensure_ascii=False) + "\n")
 
     def write_samples(self, step: int, samples: list[dict[str, Any]], kind: str = "step") -> None:
         """Prompts, completions and rewards as one parquet file."""
@@ -84,6 +100,7 @@ def versions() -> dict[str, str]:
 def saved_spec(plan: Plan) -> Tree:
     """The resolved spec, with every default of every plugin written out."""
     tree = absolute_paths(plan.spec.model_dump(mode="json"))
+    tree["run"]["resume_changed"] = False  # forced once
     tree["algo"] = {"name": plan.spec.algo.name, **plan.algorithm.options.model_dump(mode="json")}
     for section, chosen in (("rewards", plan.rewards), ("trackers", plan.trackers)):
         for entry, plugin in zip(tree[section], chosen, strict=True):
@@ -126,39 +143,47 @@ def open_run(plan: Plan, say: Any) -> tuple[RunFolder, Path | None]:
     if checkpoint is None:
         say(f"nothing to resume in '{folder.path}': starting from the beginning")
         return folder, None
-    _compare(load_saved_spec(checkpoint.parent.parent), saved_spec(plan), checkpoint, say)
+    _compare(load_saved_spec(checkpoint.parent.parent), saved_spec(plan), checkpoint, say, run.resume_changed)
     return folder, checkpoint
 
 
 _FIXED = ("algo.name", "model.path", "model.reference.path", "data.path", "data.columns", "data.max_prompt",
-          "data.max_length", "data.overlong", "data.eval", "train.batch_size", "rollout.group_size", "run.seed")
+          "data.max_length", "data.overlong", "data.eval", "train.batch_size", "rollout.group_size", "run.seed",
+          "model.lora", "model.lora.rank", "model.lora.alpha", "model.lora.targets")
+FORCE = "--set run.resume_changed=true continues all the same"
 
 
-def _compare(saved: Tree, now: Tree, checkpoint: Path, say: Any) -> None:
-    """Refuse what would make the continuation another run; say what else has changed."""
+def _compare(saved: Tree, now: Tree, checkpoint: Path, say: Any, forced: bool) -> None:
+    """Refuse what would make the continuation another run, unless forced; say what else has changed."""
     old, new = _flat(saved), _flat(now)
     changed = [k for k in sorted(old.keys() | new.keys()) if old.get(k) != new.get(k)
                and not k.startswith(("run.resume", "run.name", "run.dir"))]
     refused = [k for k in changed if k in _FIXED]
-    if refused:
+    if refused and not forced:
         raise SpecError([f"'{k}' is {new.get(k)!r} and was {old.get(k)!r} in the run of '{checkpoint}', so it cannot "
                          "be continued. Put it back, or start a new run from those weights with --model "
-                         f"{checkpoint / 'actor'}" for k in refused])
-    if changed:
-        say("changed since the checkpoint: " + listing(f"{k} {old.get(k)!r} -> {new.get(k)!r}" for k in changed))
+                         f"{checkpoint / 'actor'}; {FORCE}" for k in refused])
+    for what, keys in (("changed, which makes it another run, by force: ", refused),
+                       ("changed since the checkpoint: ", [k for k in changed if k not in refused])):
+        if keys:
+            say(what + listing(f"{k} {old.get(k)!r} -> {new.get(k)!r}" for k in keys))
 
 
-def same_data(saved: Mapping[str, Any], train: Prepared, checkpoint: Path) -> None:
-    """Refuse to continue on data of another content: the position in it would mean other rows.
+def same_data(saved: Mapping[str, Any], train: Prepared, checkpoint: Path, forced: bool, say: Any) -> None:
+    """Refuse to continue on data of another content, unless forced: the position in it would mean other rows.
 
     Raises:
         SpecError: with both numbers of rows.
     """
     rows = train.rows
-    if saved["fingerprint"] != rows.fingerprint:
-        raise SpecError([f"data file '{rows.file}' has changed since the checkpoint '{checkpoint}' ({len(rows)} rows, "
-                         f"were {saved['rows']}), so its run cannot be continued. Put it back, or start a new "
-                         f"run from those weights with --model {checkpoint / 'actor'}"])
+    if saved["fingerprint"] == rows.fingerprint:
+        return
+    what = (f"data file '{rows.file}' has changed since the checkpoint '{checkpoint}' ({len(rows)} rows, were "
+            f"{saved['rows']})")
+    if not forced:
+        raise SpecError([f"{what}, so its run cannot be continued. Put it back, or start a new run from those weights "
+                         f"with --model {checkpoint / 'actor'}; {FORCE}"])
+    say(f"{what}; continued by force: rows may come twice or not at all")
 
 
 def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:

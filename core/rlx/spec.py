@@ -234,13 +234,21 @@ class RunSpec(Section):
     save_every: int | None = Field(None, ge=1)
     """Steps between checkpoints; one is written at the end in any case."""
     keep: int = Field(2, ge=1)
-    """Checkpoints that stay."""
+    """Newest checkpoints that stay."""
+    best: str | None = None
+    """Metric, such as eval/reward/mean, whose best checkpoint stays too; -eval/loss/policy for the lowest."""
+    failed_save: Literal["stop", "continue"] = "stop"
+    """What follows when a checkpoint or the metrics cannot be written, say on a full disk."""
     eval_every: int | None = Field(None, ge=1)
     """Steps between evaluations on data.eval; also before the first step and after the last."""
     sample_every: int = Field(10, ge=1)
     """Steps between files of samples."""
+    stuck_after: float = Field(7200, gt=0)
+    """Seconds that one phase of a step may take; then each rank's stack is written down and the run ends."""
     resume: str | None = None
     """'auto' continues the run of this name from its newest checkpoint, if there is one; or a checkpoint's folder."""
+    resume_changed: bool = False
+    """Continue although the data, or a setting that makes it another run, has changed."""
 
 
 class TrackerSpec(Section):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from rlx.batching import concatenate, row_lengths, share_out
 from rlx.engine import Engine
+from rlx.faults import Seen, accumulate
 from rlx.handles import RunContext
 from rlx.metrics import Accumulator, Phases
 from rlx.ranks import Ranks
@@ -35,8 +37,20 @@ class Recorder(Protocol):
         """An evaluation is done."""
         ...
 
+    def skipped(self, step: int, role: Role, rows: list[Batch]) -> None:
+        """An update was skipped; the rows of this rank whose loss was not finite, if it was that."""
+        ...
+
     def save(self, trainer: Trainer) -> None:
         """Write a checkpoint."""
+        ...
+
+    def stop_asked(self) -> bool:
+        """Whether the run is to end after this step; the same on all ranks."""
+        ...
+
+    def phase(self, name: str) -> None:
+        """A phase of a step begins."""
         ...
 
     def note(self, text: str) -> None:
@@ -60,26 +74,29 @@ class Trainer:
     recorder: Recorder
     step: int = 0
     skipped: int = 0
+    budget: int = 0
 
     def fit(self) -> None:
-        """Train to the end, from wherever this trainer stands."""
+        """Train to the end, or until the recorder is asked to stop, from wherever this trainer stands."""
         self._sync()
         if self.evaluates and self.step == 0:
             self.evaluate()
         while self.step < self.total_steps:
             self.train_step()
-            last = self.step == self.total_steps
-            if self.evaluates and (last or _due(self.step, self.run.eval_every)):
+            last, stop = self.step == self.total_steps, self.recorder.stop_asked()
+            if self.evaluates and (last or (not stop and _due(self.step, self.run.eval_every))):
                 self.evaluate()
-            if last or _due(self.step, self.run.save_every):
+            if last or stop or _due(self.step, self.run.save_every):
                 self.recorder.save(self)
+            if stop and not last:
+                return
         idle = [role for role, engine in self.engines.items() if engine.updates == 0]
         if idle:
             raise TrainingError(f"the {' and the '.join(idle)} never moved in {self.total_steps} steps: {NO_UPDATE}")
 
     def train_step(self) -> None:
         """Collect, prepare, update, sync, record."""
-        phase, found = Phases(), Accumulator(self.ranks)
+        phase, found = Phases(self.recorder.phase), Accumulator(self.ranks)
         seed_everything(self.run.seed, self.step, self.ranks.rank)
         self.context.step = self.step
         collected = self.source.collect(phase)
@@ -98,12 +115,12 @@ class Trainer:
             found.add(_memory())
             metrics = {**collected.metrics, **found.reduce()}
             self.algorithm.after_step(metrics)
-        self.recorder.step(self.step, {**metrics, **_timing(phase, metrics)}, collected.samples)
+        self.recorder.step(self.step, {**metrics, **phase.metrics(metrics)}, collected.samples)
 
     @torch.no_grad()
     def evaluate(self) -> None:
         """Measure the held-out data; changes nothing."""
-        phase, found = Phases(), Accumulator(self.ranks)
+        phase, found = Phases(self.recorder.phase), Accumulator(self.ranks)
         self.context.step = self.step
         seed_everything(self.run.seed, self.step, self.ranks.rank)
         collected = self.source.evaluate(phase)
@@ -113,7 +130,7 @@ class Trainer:
         found.add(batch.metrics, "eval/")
         whole = concatenate(self.ranks.gather(batch))
         for role in self.engines:
-            for _ in self._losses(role, whole, found, "eval/"):
+            for _ in self._losses(role, whole, found, Seen(), "eval/"):
                 pass  # only measured
         metrics = {**{f"eval/{name}": value for name, value in collected.metrics.items()}, **found.reduce()}
         self.recorder.evaluated(self.step, metrics, collected.samples)
@@ -138,25 +155,33 @@ class Trainer:
         engine, total = self.engines[role], float(batch.weight[role].sum())
         if total == 0:
             return False
-        for weighted in self._losses(role, batch, found):
-            engine.backward(weighted * (self.ranks.world / total))
+        measured, seen = accumulate(partial(self._losses, role, batch), engine, self.ranks, total, self._smaller)
+        found.merge(measured)
         result = engine.step(index)
         found.add({f"lr/{role}": Mean(result.lr, 1), f"skipped/{role}": Mean(result.skipped, 1)})
-        if not result.skipped:
+        if result.skipped:
+            self.recorder.skipped(self.step + 1, role, [part[~rows.isfinite().cpu()] for part, rows in seen])
+        else:
             found.add({f"grad_norm/{role}": Mean(result.grad_norm, 1)})
         return not result.skipped
 
-    def _losses(self, role: Role, batch: Batch, found: Accumulator, prefix: str = "") -> Iterator[Tensor]:
+    def _smaller(self, budget: int) -> None:
+        self.budget = budget
+        self.recorder.note(f"step {self.step + 1}: out of memory; its gradients are made again, from now on with "
+                           f"train.micro_tokens = {budget}")
+
+    def _losses(self, role: Role, batch: Batch, found: Accumulator, seen: Seen, prefix: str = "") -> Iterator[Tensor]:
         """``Σ weight·loss`` of each of this rank's micro-batches."""
-        device, train = self.engines[role].device, self.train
+        train, device, budget = self.train, self.engines[role].device, self.budget or self.train.micro_tokens
         used = batch[batch.weight[role] > 0]  # what has no weight may hold anything
-        parts = share_out(used, train.micro_tokens, train.micro_batch, self.ranks, train.packing) if len(used) else ()
+        parts = share_out(used, budget, train.micro_batch, self.ranks, train.packing) if len(used) else ()
         for part, real in parts:
-            rows = part.to(device)
+            seen.current, rows = part, part.to(device)
             weight, loss = rows.weight[role], self.algorithm.loss(role, rows, self.context)
             weighted = (loss.rows * weight).sum()
             if real:
                 found.add({f"loss/{role}": Mean(weighted, weight.sum()), **loss.metrics}, prefix)
+                seen.append((part, loss.rows.detach()))
             yield weighted
 
     def _trained_tokens(self, batch: Batch) -> int:
@@ -196,13 +221,6 @@ def seed_everything(seed: int, step: int, rank: int) -> None:
 
 def _due(step: int, every: int | None) -> bool:
     return every is not None and step % every == 0
-
-
-def _timing(phase: Phases, metrics: Mapping[str, float]) -> dict[str, float]:
-    times = phase.metrics()
-    speeds = {f"speed/{verb}_tokens_per_s": metrics[f"{name}/tokens"] / times[f"time/{name}"]
-              for name, verb in (("rollout", "generated"), ("update", "trained")) if times.get(f"time/{name}")}
-    return {**times, **speeds}
 
 
 def _memory() -> dict[str, Metric]:

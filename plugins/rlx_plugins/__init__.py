@@ -89,6 +89,7 @@ def rlx_rollouts() -> list[RolloutPlugin]:
             config=lazy("rlx_plugins.options:HFOptions").resolve,
             build=lazy("rlx_plugins.hf_rollout:HFRollout"),
             auto=lambda gpu: 1,
+            cached_tokens=lambda options: int(options.batch_tokens),
         ),
         RolloutPlugin(
             name="vllm",
@@ -117,6 +118,7 @@ def rlx_trackers() -> list[TrackerPlugin]:
             summary="Weights & Biases",
             config=lazy("rlx_plugins.wandb_tracker:WandbOptions").resolve,
             build=lazy("rlx_plugins.wandb_tracker:WandbTracker"),
+            preflight=lazy("rlx_plugins.wandb_tracker:preflight"),
             requires={"wandb": "rlx[wandb]"},
         ),
     ]

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import netrc
+import os
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from rlx_sdk import Config, TrackerContext
 
@@ -51,3 +55,15 @@ class WandbTracker:
     def finish(self) -> None:
         """Send what is left."""
         self._run.finish()
+
+
+def preflight(options: WandbOptions) -> str | None:
+    """Whether a login is there; wandb itself would ask for it, or fail, only when the models are loaded."""
+    offline = options.mode == "offline" or os.environ.get("WANDB_MODE") in ("offline", "disabled", "dryrun")
+    if offline or os.environ.get("WANDB_API_KEY"):
+        return None
+    host = urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
+    with contextlib.suppress(OSError, netrc.NetrcParseError):
+        if netrc.netrc(os.environ.get("NETRC")).authenticators(host):
+            return None
+    return f"no login for {host}: run 'wandb login', set WANDB_API_KEY, or give it the option mode: offline"

@@ -14,6 +14,7 @@ from rlx_sdk.errors import (
     RewardError,
     RlxError,
     RunError,
+    RunStopped,
     SpecError,
     TrainingError,
 )
@@ -99,6 +100,7 @@ __all__ = [
     "RolloutPlugin",
     "Rollouts",
     "RunError",
+    "RunStopped",
     "Sample",
     "Sampling",
     "Score",

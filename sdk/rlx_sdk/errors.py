@@ -8,8 +8,9 @@ RlxError
 │   ├── ModelError         a model folder, a tokenizer, a chat template
 │   └── CheckpointError    a checkpoint is missing, incomplete or of another run
 └── RunError               training started and could not go on (exit code 1)
-├── RewardError        a reward raised or returned something unusable
-└── TrainingError      no usable gradient for too many steps, stale weights, …
+    ├── RewardError        a reward raised or returned something unusable
+    ├── TrainingError      no usable gradient for too many steps, stale weights, …
+    └── RunStopped         a signal asked the run to end, and it has saved (exit code 128 + the signal's number)
 """
 
 from __future__ import annotations
@@ -62,6 +63,19 @@ class RewardError(RunError):
 
 class TrainingError(RunError):
     """An update could not be made: no trainable tokens, non-finite gradients, stale rollouts."""
+
+
+class RunStopped(RunError):
+    """A signal asked a run to end: the step was finished and saved, and ``rlx resume`` goes on from there.
+
+    Attributes:
+        code: the exit code of a process that the signal had ended, 128 + its number.
+    """
+
+    def __init__(self, message: str, code: int) -> None:
+        """Keep both."""
+        super().__init__(message)
+        self.code = code
 
 
 class CheckpointError(InputError):

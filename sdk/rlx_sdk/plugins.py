@@ -71,17 +71,25 @@ class RolloutPlugin(Plugin):
 
     Attributes:
         auto: how much ``--rollout auto`` wants it, given whether there is a GPU; 0 for never.
+        cached_tokens: tokens, given its options, whose KV cache may stand beside the trainer's memory; for estimates.
     """
 
     build: Callable[[Any, RolloutContext], RolloutBackend]
     auto: Callable[[bool], int] = lambda gpu: 0
+    cached_tokens: Callable[[Any], int] = lambda options: 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrackerPlugin(Plugin):
-    """A tracker."""
+    """A tracker.
+
+    Attributes:
+        preflight: what will fail when it starts, given its options, such as credentials that are not there; None if
+            nothing is known to. Called before a model is loaded.
+    """
 
     build: Callable[[Any, TrackerContext], Tracker]
+    preflight: Callable[[Any], str | None] = lambda options: None
 
 
 RECORDS: Mapping[Kind, type[Plugin]] = {"algorithm": AlgorithmPlugin, "reward": RewardPlugin, "rollout": RolloutPlugin,

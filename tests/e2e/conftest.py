@@ -37,7 +37,7 @@ def train(tmp_path: Path) -> Callable[..., rlx.Result]:
     """A short run on the bundled model in a folder of its own."""
 
     def run(algo: str, **over: Any) -> rlx.Result:
-        settings = merged(merged(SMALL, ALGORITHMS[algo]), over)
+        settings = merged(merged(SMALL, ALGORITHMS.get(algo, {})), over)
         settings["run"] = {"dir": str(tmp_path / "runs"), **settings["run"]}
         return rlx.train(algo=algo, quiet=True, **settings)
 

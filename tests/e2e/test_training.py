@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 
 import rlx
 from rlx.checkpoint import complete_checkpoints, verify
+from rlx.runs import load_saved_spec
 from rlx_sdk import CheckpointError, ModelError, RewardError, Sample, SpecError, TrainingError
 
 from .conftest import ALGORITHMS, metrics_of
@@ -219,6 +220,9 @@ def test_changed_data_and_algorithm_are_refused_and_a_changed_learning_rate_is_s
     data.write_text("\n".join([*rows, rows[0]]))
     with pytest.raises(SpecError, match=r"has changed since the checkpoint .*9 rows, were 8"):
         train("sft", **here | {"train": {"steps": 5}}, run={"name": "c", "resume": "auto"})
+    forced = {"name": "c", "resume": "auto", "resume_changed": True}
+    assert train("sft", **here | {"train": {"steps": 5, "batch_size": 4}}, run=forced).steps == 5
+    assert load_saved_spec(tmp_path / "runs" / "c")["run"]["resume_changed"] is False
 
 
 QUICK = Path(rlx.__file__).parent / "quickstart"

@@ -133,6 +133,13 @@ class Notes:
 
     def note(self, text: str) -> None: ...
 
+    def skipped(self, step: int, role: Any, rows: Any) -> None: ...
+
+    def phase(self, name: str) -> None: ...
+
+    def stop_asked(self) -> bool:
+        return False
+
 
 def sgd(parameters: Any, optim: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=1.0)

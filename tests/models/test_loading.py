@@ -1,3 +1,5 @@
+import json
+
 import pytest
 import torch
 from transformers import BertConfig, BertModel, LlamaForSequenceClassification
@@ -74,3 +76,13 @@ def test_precision_follows_the_device():
     assert pick_dtype("auto", "cuda:3") == torch.bfloat16
     assert pick_dtype("bfloat16", "cpu") == torch.bfloat16
     assert pick_device() == ("cuda:0" if torch.cuda.is_available() else "cpu")
+
+
+def test_code_of_a_model_folder_is_not_run_unless_asked_for(tmp_path):
+    config = {"model_type": "of_its_own", "architectures": ["Own"],
+              "auto_map": {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.Own"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    with pytest.raises(ModelError, match="trust_remote_code"):
+        load_causal_lm(str(tmp_path), torch.float32)
+    assert not (tmp_path / "ran").exists()

@@ -12,8 +12,8 @@ NAMES = """
 Algorithm AlgorithmPlugin Batch CheckpointError Config Context DataError DataKind Demonstrations Fingerprint
 FinishReason Generation Group InputError Kind Labelled LanguageModel Loss Max Mean Message Metric Min ModelError Needs
 Pairs Plugin PluginError Request Reward RewardContext RewardError RewardPlugin RlxError Role RolloutBackend
-RolloutContext RolloutPlugin Rollouts RunError Sample Sampling Score ScoreModel Scores Sequences SpecError Sum Tracker
-TrackerContext TrackerPlugin TrainingError ValueModel hookimpl hookspec lazy reward
+RolloutContext RolloutPlugin Rollouts RunError RunStopped Sample Sampling Score ScoreModel Scores Sequences SpecError
+Sum Tracker TrackerContext TrackerPlugin TrainingError ValueModel hookimpl hookspec lazy reward
 """
 
 

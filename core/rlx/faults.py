@@ -1,0 +1,105 @@
+"""What can go wrong within a step: numbers that are not finite, and memory that is not enough."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlx.batching import row_lengths
+from rlx.engine import Engine
+from rlx.metrics import Accumulator
+from rlx.ranks import Ranks
+from rlx.spec import Spec
+from rlx_sdk import Batch, TrainingError
+
+SHOWN = 3
+
+
+class Seen(list[tuple[Batch, Tensor]]):
+    """The micro-batches of an update, each with the losses of its rows, ``[B]``; and the one at work."""
+
+    current: Batch
+
+    @property
+    def current_tokens(self) -> int:
+        """With its padding."""
+        return len(self.current) * int(row_lengths(self.current).amax(0).sum())
+
+
+def accumulate(losses: Callable[[Accumulator, Seen], Iterable[Tensor]], engine: Engine, ranks: Ranks, total: float,
+               smaller: Callable[[int], None]) -> tuple[Accumulator, Seen]:
+    """A minibatch's gradients, and what was measured on the way.
+
+    After a pass that did not fit into memory all of them are made again, in passes of half as many tokens, where that
+    is exact: in one process, with an engine that `repeats`, and as long as a pass has several rows.
+
+    Args:
+        losses: ``Σ weight·loss`` of each micro-batch.
+        engine: of the role that learns.
+        ranks: all processes.
+        total: weight of the whole minibatch.
+        smaller: is told how many tokens a pass has from now on.
+    """
+    while True:
+        measured, seen = Accumulator(ranks), Seen()
+        try:
+            for weighted in losses(measured, seen):
+                # A loss that is not finite spoils the gradient in any case, so that the update is skipped.
+                engine.backward(weighted * torch.where(weighted.detach().isfinite(), ranks.world / total, math.nan))
+            return measured, seen
+        except RuntimeError as error:
+            if ranks.world > 1 or not engine.repeats or not out_of_memory(error) or len(seen.current) == 1:
+                raise
+        engine.forget()  # not in there: the error holds the tensors of the pass
+        smaller(seen.current_tokens // 2)
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether a device, or the CPU, had too little."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
+        isinstance(error, RuntimeError) and "can't allocate memory" in str(error))
+
+
+def explain_out_of_memory(error: BaseException, phase: str, spec: Spec) -> TrainingError:
+    """The phase, and the settings to change, the cheapest first."""
+    said = str(error).strip().partition("\n")[0]
+    return TrainingError(f"out of memory in {phase} ({said:.200}). Change, in this order: "
+                         f"{'; '.join(ways_to_save(spec, phase))}.")
+
+
+def ways_to_save(spec: Spec, phase: str = "update") -> list[str]:
+    """Settings that need less memory in a phase, the cheapest first; without those that are used already."""
+    engine, lengths = spec.engine, "data.max_length" if not spec.rewards else "rollout.max_completion"
+    if phase in ("rollout", "sync"):
+        return ["rollout.options (the backend's own memory or batch)", f"a smaller {lengths}", "train.batch_size"]
+    passes = [f"train.micro_tokens, now {spec.train.micro_tokens} (or train.micro_batch = 1)"]
+    if phase == "prepare":
+        return [*passes, f"a smaller {lengths}"]
+    return [*passes,
+            *(["engine.activation_checkpointing = true"] if not engine.activation_checkpointing else []),
+            *(["engine.zero_stage = 2 or 3, on more GPUs"] if engine.zero_stage < 3 else []),
+            *(["engine.offload = optimizer"] if engine.offload is None else []),
+            *(["model.lora.rank = 16"] if spec.model.lora is None else []), f"a smaller {lengths}"]
+
+
+def describe_rows(rows: Sequence[Batch], decode: Any) -> list[dict[str, Any]]:
+    """Text and tokens of each row's first sequence."""
+    found = []
+    for batch in rows:
+        seqs = next(iter(batch.sequences.values()))
+        for tokens, length in zip(seqs.tokens.tolist(), seqs.length.tolist(), strict=True):
+            found.append({"tokens": length, "text": decode(tokens[:length], specials=True)})
+    return found
+
+
+def skipped_text(step: int, role: str, rows: Sequence[dict[str, Any]]) -> str:
+    """One sentence on an update that was skipped."""
+    if not rows:
+        return f"step {step}: an update of the {role} is skipped: its gradient is not finite, its losses are"
+    shown = ", ".join(f"{row['text']!r:.60} ({row['tokens']} tokens)" for row in rows[:SHOWN])
+    more = f" and {len(rows) - SHOWN} more" if len(rows) > SHOWN else ""
+    return f"step {step}: an update of the {role} is skipped: the loss is not finite for {shown}{more}"

@@ -1,0 +1,123 @@
+"""What a run will need of the machine and of others, known before a model is loaded: memory, disk, credentials."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pyarrow.compute as pc
+import torch
+
+from rlx.data import Prepared
+from rlx.faults import ways_to_save
+from rlx.inputs import Inputs
+from rlx.memory import GIB, Estimate, Role, checkpoint_bytes, estimate, lora_weights, shape_of
+from rlx.models import pick_device, pick_dtype
+from rlx.plan import Plan
+from rlx.spec import RunSpec
+
+
+def roles_of(plan: Plan) -> list[Role] | None:
+    """The models of a run, the trained policy first; None where a model's size cannot be read from its files."""
+    model, found = plan.spec.model, []
+    other = {"critic": model.critic.init, "reference": model.reference.path}
+    for name in sorted(plan.needs.trains | plan.needs.frozen, key=lambda name: (name not in plan.needs.trains, name)):
+        adapted = name == "reference" and model.lora is not None and model.reference.path is None
+        cached = name == "reference" and plan.needs.data != "rollouts" and model.reference.cache
+        if adapted or cached:
+            continue
+        shape = shape_of(Path(other.get(name) or model.path).expanduser())
+        if shape is None:
+            return None
+        trained = shape.weights if name in plan.needs.trains else 0
+        trained = lora_weights(shape, model.lora.rank) if trained and name == "policy" and model.lora else trained
+        found.append(Role(name, shape, trained))
+    return sorted(found, key=lambda role: role.name != "policy")
+
+
+def row_tokens(train: Prepared) -> Any:
+    """``[rows]`` tokens of each row: prompt and answers, each answer with its prompt."""
+    lengths = {name: pc.list_value_length(train.table.column(name)).to_numpy()
+               for name in ("prompt", "completion", "chosen", "rejected") if name in train.table.column_names}
+    prompt = lengths.pop("prompt")
+    total = sum((prompt + answer for answer in lengths.values()), np.zeros_like(prompt))
+    return total if lengths else prompt
+
+
+def estimate_memory(plan: Plan, inputs: Inputs, ranks: int) -> Estimate | None:
+    """Of one rank; None where a model's size is not known."""
+    roles, spec = roles_of(plan), plan.spec
+    if roles is None:
+        return None
+    sampled = plan.needs.data == "rollouts"
+    longest = int(row_tokens(inputs.train).max()) + (spec.rollout.max_completion if sampled else 0)
+    rows = -(-spec.train.batch_size * (plan.group_size if sampled else 1) // ranks)
+    tokens = max(longest, min(spec.train.micro_tokens, -(-rows // spec.train.minibatches) * longest))
+    cached = plan.rollout.entry.call("cached_tokens", plan.rollout.options) if plan.rollout else 0
+    half = pick_dtype(spec.engine.dtype, pick_device()) == torch.bfloat16
+    return estimate(roles, spec.engine, half, ranks, tokens, min(cached, rows * longest))
+
+
+def memory_text(found: Estimate, plan: Plan, ranks: int) -> tuple[str, bool]:
+    """The estimate by part against what there is, with the first setting to change if it is too much; whether it is."""
+    if torch.cuda.is_available():
+        there, where = torch.cuda.get_device_properties(0).total_memory, torch.cuda.get_device_name(0)
+    else:
+        there, where = psutil.virtual_memory().total // ranks, "this machine"
+    parts = ", ".join(f"{part} {size / GIB:.2g}" for part, size in found.parts.items())
+    text = f"about {found.peak / GIB:.1f} GiB at the most, in {found.phase}, of {there / GIB:.1f} on {where} ({parts})"
+    if found.peak <= there:
+        return text, False
+    ways = ways_to_save(plan.spec, "rollout" if found.phase == "rollouts" else "update")
+    fixed = found.peak - found.parts["activations"]
+    first = ways[1] if found.phase != "rollouts" and fixed > there and len(ways) > 2 else ways[0]
+    return f"{text}: too much. Change first: {first}", True
+
+
+def disk_problem(plan: Plan) -> str | None:
+    """Why the checkpoints will not fit, if they will not."""
+    run, roles = plan.spec.run, roles_of(plan)
+    if roles is None:
+        return None
+    one = checkpoint_bytes(roles, pick_dtype(plan.spec.engine.dtype, pick_device()) == torch.bfloat16)
+    number = _checkpoints_at_once(run)
+    place = next(p for p in (Path(run.dir).expanduser().absolute() / "x").parents if p.exists())
+    free = shutil.disk_usage(place).free
+    if one * number <= free:
+        return None
+    return (f"the checkpoints need {one * number / GIB:.2f} GiB ({number} at once), and '{place}' has "
+            f"{free / GIB:.2f} free: set run.dir to another disk, or run.keep lower")
+
+
+def _checkpoints_at_once(run: RunSpec) -> int:
+    """A new one is written before an old one goes."""
+    return 1 if run.save_every is None else run.keep + 1 + (run.best is not None)
+
+
+def folder_problem(plan: Plan) -> str | None:
+    """Why the run folder cannot be written, if it cannot."""
+    run = Path(plan.spec.run.dir).expanduser().absolute()
+    place = next(p for p in (run / "x").parents if p.exists())
+    if place.is_dir() and os.access(place, os.W_OK | os.X_OK):
+        return None
+    why = "read-only" if place.is_dir() else "no folder"
+    return f"the run folder cannot be made in '{place}', which is {why}: set run.dir to a folder that can be written"
+
+
+def problems(plan: Plan) -> list[str]:
+    """All that will fail later for want of a folder, space or credentials."""
+    folder = folder_problem(plan)
+    return [*filter(None, (folder, None if folder else disk_problem(plan))), *tracker_problems(plan)]
+
+
+def tracker_problems(plan: Plan) -> Iterator[str]:
+    """What trackers say will fail when they start."""
+    for tracker in plan.trackers:
+        problem = tracker.entry.call("preflight", tracker.options)
+        if problem:
+            yield f"tracker '{tracker.name}': {problem}"

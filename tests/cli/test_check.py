@@ -1,0 +1,72 @@
+"""``rlx check`` beyond the data: lengths, tokens, batch, memory, disk, credentials."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+
+import pytest
+
+
+def lines_of(result):
+    assert result.code == 0, result.err
+    return json.loads(result.out)
+
+
+def test_the_arithmetic_of_a_batch_and_the_memory_by_part(rlx):
+    report = lines_of(rlx("check", "--algo", "grpo", "--reward", "polite_length", "--set", "train.batch_size=16",
+                          "--set", "rollout.group_size=4", "--gpus", "2", "--steps", "40", "--json"))
+    assert report["batch"].startswith("16 prompts x 4 completions = 64 rows a step, 32 a rank, 4 optimizer steps of "
+                                      "32 rows; 40 steps are 1.8 passes over 352 rows")
+    for part in ("weights", "optimizer", "gradients", "activations", "KV cache"):
+        assert f"{part} " in report["memory"]
+    assert report["tokens"].startswith("of the first 256 rows 256 have a prompt that begins the whole")
+    assert "CPU cores" in report["machine"]
+
+
+def test_more_memory_than_there_is_names_the_first_setting_to_change(rlx):
+    report = lines_of(rlx("check", "--algo", "sft", "--set", "train.micro_tokens=1000000000", "--set",
+                          "train.batch_size=100000000", "--json"))
+    assert "too much. Change first: train.micro_tokens, now 1000000000" in report["memory"]
+
+
+def test_a_few_rows_that_are_far_longer_than_the_rest_get_a_suggested_limit(rlx, model, tmp_path):
+    rows = [{"prompt": "say it", "completion": "hello"}] * 199 + [{"prompt": "say it", "completion": "x" * 150}]
+    data = tmp_path / "rows.jsonl"
+    data.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    report = lines_of(rlx("check", "--algo", "sft", "--model", model, "--data", data, "--steps", 2, "--json"))
+    assert "data.max_length = 12 with data.overlong = drop would leave out 1 row and make" in report["lengths"]
+    assert "the stop token is the last that is learned" in report["tokens"]
+
+
+@pytest.mark.parametrize("command", ["check", "train"])
+def test_a_tracker_without_credentials_is_found_before_the_model_is_loaded(rlx, tmp_path, monkeypatch, command):
+    pytest.importorskip("wandb")
+    for name in ("WANDB_API_KEY", "WANDB_MODE", "NETRC"):
+        monkeypatch.delenv(name, raising=False)
+    spec = tmp_path / "spec.yaml"
+    spec.write_text("trackers: [{name: wandb}]\n")
+    result = rlx(command, spec, "--algo", "sft")
+    assert result.code == 2
+    assert "tracker 'wandb': no login for api.wandb.ai: run 'wandb login', set WANDB_API_KEY" in result.err
+    (tmp_path / ".netrc").write_text("machine api.wandb.ai login user password key\n")
+    (tmp_path / ".netrc").chmod(0o600)
+    if command == "check":
+        assert rlx(command, spec, "--algo", "sft").code == 0
+
+
+def test_checkpoints_that_will_not_fit_and_a_folder_that_cannot_be_written_are_refused(rlx, tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=20m", "tmpfs", disk], capture_output=True,
+                      check=False).returncode:
+        pytest.skip("a small file system cannot be mounted here")
+    try:
+        flags = ("--algo", "sft", "--set", f"run.dir={disk}", "--set", "run.save_every=10")
+        result = rlx("check", *flags)
+        assert result.code == 2
+        assert f"the checkpoints need 0.05 GiB (3 at once), and '{disk}' has 0.02 free" in result.err
+        subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
+        assert f"the run folder cannot be made in '{disk}', which is read-only" in rlx("check", *flags).err
+    finally:
+        subprocess.run(["umount", "-l", disk], check=True)
