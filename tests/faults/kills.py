@@ -34,12 +34,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "dpo": {},
     "sft": {},
 }
-WHERE = mmap.mmap(-1, 16)
-"""The phase that the process at work is in, for its parent."""
+WHERE = mmap.mmap(-1, 32)
+"""For the parent: how many phases the process at work has begun, and which it is in."""
 
 
 def mark(phase: str) -> None:
-    WHERE[:] = phase.encode().ljust(16)[:16]
+    number = 0 if phase == "start" else int(WHERE[:8] or 0) + 1
+    WHERE[:] = f"{number:8d}{phase:24.24}".encode()
 
 
 def run(folder: Path, algo: str, name: str) -> None:
@@ -92,18 +93,20 @@ def same(one: Path, other: Path) -> None:
 
 def main(folder: Path, algo: str, kills: int, seed: int) -> None:
     draw, hit, runs = random.Random(seed), Counter[str](), 0
-    began = time.monotonic()
     assert os.waitpid(start(folder, algo, "straight"), 0)[1] == 0
-    lasts = time.monotonic() - began
-    process = 1
+    phases, process = int(WHERE[:8]), 1
     while hit.total() < kills or process:
         process = start(folder, algo, f"killed-{runs}")
-        if hit.total() < kills:
-            time.sleep(draw.uniform(0.1, 1.0) * lasts)
-            os.kill(process, signal.SIGKILL)
-        status = os.waitpid(process, 0)[1]
+        target, status = draw.randrange(phases), None
+        while status is None:
+            if hit.total() < kills and int(WHERE[:8]) >= target:
+                time.sleep(draw.uniform(0.0, 0.1))
+                os.kill(process, signal.SIGKILL)
+            ended, code = os.waitpid(process, 0 if hit.total() >= kills else os.WNOHANG)
+            status = code if ended else None
+            time.sleep(0.001)
         if os.WIFSIGNALED(status):
-            hit[WHERE[:].decode().strip()] += 1
+            hit[WHERE[8:].decode().strip()] += 1
             continue
         assert status == 0, f"killed-{runs} could not be resumed"
         same(folder / f"killed-{runs}", folder / "straight")
