@@ -105,6 +105,7 @@ def main(folder: Path, algo: str, kills: int, seed: int) -> None:
             ended, code = os.waitpid(process, 0 if hit.total() >= kills else os.WNOHANG)
             status = code if ended else None
             time.sleep(0.001)
+        print(algo, f"killed-{runs}", WHERE[:].decode().strip(), status, flush=True)
         if os.WIFSIGNALED(status):
             hit[WHERE[8:].decode().strip()] += 1
             continue
