@@ -24,15 +24,18 @@ def code_lines(text: str) -> int:
                for number, line in enumerate(text.splitlines(), 1))
 
 
-COMMANDS = {"api.py", "cli.py", "data/look.py", "describe.py", "new_reward.py", "sample.py", "serve.py", "view.py"}
+COMMANDS = {"api.py", "cli.py", "data/look.py", "describe.py", "new_reward.py", "serve.py", "terminal.py"}
 """What people type and see; each reads what the rest offers, and nothing of the rest needs it."""
 REWARDS = {"functions.py", "guard.py", "isolate.py", "rewards.py", "worker.py"}
 """Rewards of any origin: found by name, limited in time, kept apart, measured. A stranger's code is met only here."""
 PREFLIGHT = {"check.py", "memory.py", "preflight.py"}
 """What looks at a run before it starts; the run itself goes without."""
-PARTS = {name: part for part, names in (("commands", COMMANDS), ("rewards", REWARDS), ("preflight", PREFLIGHT))
-         for name in names}
-BOUNDS = {"preflight": 250, "rewards": 360, "data": 1040, "ops": 220, "models": 290, "commands": 600, "engine": 2400}
+LOOKS = {"sample.py", "view.py"}
+"""With the folder of that name: what people look at of a run, while it runs and after."""
+PARTS = {name: part for part, names in (
+    ("commands", COMMANDS), ("rewards", REWARDS), ("preflight", PREFLIGHT), ("looks", LOOKS)) for name in names}
+BOUNDS = {"preflight": 250, "looks": 700, "rewards": 370, "data": 1040, "ops": 220, "models": 290,
+          "commands": 600, "engine": 2400}
 
 
 def test_core_stays_readable():
@@ -52,7 +55,7 @@ def test_files_and_functions_are_short():
 
 
 def test_the_trainer_and_the_algorithms_stay_short():
-    assert code_lines(SOURCES["trainer.py"]) <= 150
+    assert code_lines(SOURCES["trainer.py"]) <= 155
     algorithms = {f: code_lines((PLUGINS / f"{f}.py").read_text(encoding="utf-8")) for f in ("ppo", "dpo", "sft")}
     assert max(algorithms.values()) <= 120, algorithms
 

@@ -123,5 +123,5 @@ def _source(plan: Plan, algorithm: Algorithm[Any], inputs: Inputs, modules: dict
         str(dtype).removeprefix("torch."), context_length(Path(spec.model.path)) or longest,
         engines["policy"].whole, inputs.total_steps * spec.train.batch_size // ranks.world * plan.group_size * limit))
     source = RolloutSource(inputs.train, inputs.held_out, cursor, tokenizer, backend, rewards, sampling, eval_sampling,
-                           plan.group_size, spec.run.seed, plan.needs, algorithm.keep)
+                           plan.group_size, spec.run.seed, plan.needs, algorithm.keep, spec.run.sample_every)
     return source, backend.exact

@@ -18,9 +18,10 @@ from rlx.data.tokenizer import Notice
 from rlx.inputs import Inputs, build_rewards, read_inputs
 from rlx.logs import library_log
 from rlx.plan import Plan
+from rlx.rewards import as_sample
 from rlx.runs import open_run
 from rlx.text import count, listing
-from rlx_sdk import Sample, SpecError
+from rlx_sdk import SpecError
 
 DRY_ROWS = 4
 DRY_COMPLETION = "Thank you, here is an answer."
@@ -136,12 +137,7 @@ def _machine_problems(plan: Plan, ranks: int) -> Iterator[str]:
 
 def _dry_run(plan: Plan, train: Prepared) -> str:
     rows = range(min(DRY_ROWS, len(train)))
-    samples = []
-    for row in rows:
-        example = train.example(row)
-        messages = () if isinstance(example.prompt, str) else tuple(example.prompt)
-        text = example.prompt if isinstance(example.prompt, str) else str(example.prompt[-1].get("content") or "")
-        samples.append(Sample(text, DRY_COMPLETION, messages, "stop", example.row))
+    samples = [as_sample(train.example(row), DRY_COMPLETION, "stop") for row in rows]
     panel = build_rewards(plan)
     try:
         judged = panel.score(samples, [train.place(row) for row in rows])

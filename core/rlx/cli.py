@@ -5,9 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
+
+from rlx.looks.commands import compare, report, sample
+from rlx.terminal import errors as _errors
+from rlx.terminal import print_json as _print_json
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False,
                   help="Train language models after pretraining, from plugins.")
@@ -164,28 +168,8 @@ def serve_reward(name: Annotated[str, typer.Argument(help="A reward, as --reward
         serve(name, _assigned(settings), host, port, device)
 
 
-@app.command()
-def sample(checkpoint: Annotated[str, typer.Argument(help="A run, a checkpoint, or an HF folder.")],
-           prompts: Annotated[str, typer.Option(help="A file with prompts, or one prompt as text.")],
-           n: Annotated[int, typer.Option(help="Completions a prompt.", min=1)] = 1,
-           limit: Annotated[int, typer.Option(help="Prompts at most.", min=1)] = 8,
-           max_completion: Annotated[int, typer.Option(help="Tokens a completion may have.", min=1)] = 256,
-           temperature: Annotated[float, typer.Option(help="0 takes the likeliest token each time.", min=0)] = 1.0,
-           top_p: Annotated[float, typer.Option(help="Sample from the smallest set with this much probability.",
-                                                min=1e-3, max=1)] = 1.0,
-           top_k: Annotated[int | None, typer.Option(help="Sample from this many tokens.", min=1)] = None,
-           seed: Annotated[int, typer.Option(help="Decides the samples.", min=0)] = 0, json: Json = False) -> None:
-    """Sample completions from a checkpoint or any HF model."""
-    with _errors():
-        from rlx.sample import sample_model
-
-        found = sample_model(checkpoint, prompts, n=n, limit=limit, max_completion=max_completion,
-                             temperature=temperature, top_p=top_p, top_k=top_k, seed=seed)
-        if json:
-            _print_json(found)
-            return
-        for one in found:
-            typer.echo(f"> {one['prompt']}\n{one['completion']}\n")
+for look in (sample, compare, report):
+    app.command()(look)
 
 
 def _settings(spec: Path | None, algo: str | None = None, reward: list[str] | None = None, model: str | None = None,
@@ -249,35 +233,6 @@ def _train(make_plan: Any, gpus: int | None, json: bool) -> None:
         if json:
             _print_json({"run": str(result.run), "checkpoint": str(result.checkpoint), "steps": result.steps,
                          "metrics": dict(result.metrics)})
-
-
-def _print_json(value: Any) -> None:
-    import json
-
-    typer.echo(json.dumps(value, indent=1, ensure_ascii=False))
-
-
-class _errors:
-    """Errors of ours as a message and an exit code: 2 for bad input, 1 for a failure; a bug keeps its traceback."""
-
-    def __enter__(self) -> None:
-        """Nothing to set up."""
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        """Turn an `RlxError` into an exit."""
-        from rlx_sdk import InputError, RlxError
-
-        if isinstance(error, RlxError):
-            _fail(str(error), 2 if isinstance(error, InputError) else getattr(error, "code", 1))
-
-
-def _fail(message: str, code: int) -> NoReturn:
-    from rlx.launch import place_of, report
-
-    if not report(message):
-        rank = place_of(os.environ).rank
-        typer.echo(f"{'' if code > 128 else 'error: '}{f'rank {rank}: ' if rank else ''}{message}", err=True)
-    raise typer.Exit(code)
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -83,10 +84,15 @@ def _limits(plan: Plan) -> Limits:
 
 def build_rewards(plan: Plan, device: str = "cpu") -> RewardPanel:
     """The rewards of a plan."""
-    context = RewardContext(device, plan.spec.run.seed)
-    providers = [Provider(chosen.name, chosen.entry.label, spec, _isolated(chosen, spec, context) if spec.isolate else
-                          chosen.build(context)) for chosen, spec in zip(plan.rewards, plan.spec.rewards, strict=True)]
-    return RewardPanel(providers, plan.spec.combine == "normalized")
+    return reward_panel(plan.rewards, plan.spec.rewards, device, plan.spec.run.seed, plan.spec.combine == "normalized")
+
+
+def reward_panel(chosen: Sequence[Chosen], specs: Sequence[RewardSpec], device: str, seed: int,
+                 normalised: bool = False) -> RewardPanel:
+    """Chosen rewards, built."""
+    context = RewardContext(device, seed)
+    return RewardPanel([Provider(one.name, one.entry.label, spec, _isolated(one, spec, context) if spec.isolate else
+                                 one.build(context)) for one, spec in zip(chosen, specs, strict=True)], normalised)
 
 
 def _isolated(chosen: Chosen, spec: RewardSpec, context: RewardContext) -> IsolatedReward:

@@ -16,7 +16,7 @@ from rlx.functions import find_reward
 from rlx.layers import QUICKSTART, Tree, expand_home, leaves, lookup, merge, read_spec_file, remove
 from rlx.problems import sentences
 from rlx.registry import Entry, Registry
-from rlx.spec import Spec
+from rlx.spec import RewardSpec, Spec
 from rlx.text import listing
 from rlx_sdk import Kind, Needs, PluginError, SpecError
 
@@ -88,6 +88,16 @@ def resolve(registry: Registry, given: Tree, saved: bool = False) -> Plan:
         notes.append("--model given: the bundled quickstart's settings are dropped, rlx's defaults apply where you set "
                      "nothing")
     return _Resolver(registry, {} if saved else given, expand_home(merge({}, tree)), notes).plan()
+
+
+def resolve_rewards(registry: Registry, given: list[Tree]) -> tuple[tuple[Chosen, ...], tuple[RewardSpec, ...]]:
+    """Rewards alone, given as in a spec; raises `SpecError` with every problem."""
+    resolver = _Resolver(registry, {}, {"rewards": given}, [])
+    chosen = resolver._choose_all("reward", "rewards")
+    specs = tuple(resolver._validate(RewardSpec, one, f"rewards[{i}].") for i, one in enumerate(given))
+    if resolver.problems:
+        raise SpecError(list(dict.fromkeys(resolver.problems)))
+    return chosen, specs
 
 
 def _quickstart(given: Tree) -> Tree:

@@ -46,7 +46,7 @@ class Entry:
     def missing(self) -> dict[str, str]:
         """Packages it requires that are not installed, each with what to install."""
         requires: dict[str, str] = self.plugin.requires
-        return {module: what for module, what in requires.items() if not _installed(module)}
+        return {module: what for module, what in requires.items() if not is_installed(module)}
 
     def call(self, part: Literal["config", "needs", "build", "preflight", "cached_tokens"], *args: Any) -> Any:
         """Call one of the plugin's functions; what it prints goes to standard error.
@@ -188,7 +188,8 @@ def _records(caller: pluggy.HookCaller) -> list[Plugin]:
     return records
 
 
-def _installed(module: str) -> bool:
+def is_installed(module: str) -> bool:
+    """Whether it could be imported; it is not."""
     try:
         return importlib.util.find_spec(module) is not None
     except ImportError:  # of a.b, when there is no a

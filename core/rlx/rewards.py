@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
+from rlx.data import Example
 from rlx.guard import time_limit
 from rlx.registry import stdout_to_stderr
 from rlx.spec import RewardSpec
-from rlx_sdk import Max, Mean, Metric, Min, Reward, RewardError, Sample, Score
+from rlx_sdk import FinishReason, Max, Mean, Metric, Min, Reward, RewardError, Sample, Score
 from rlx_sdk.errors import cause
 from rlx_sdk.scores import Caller, ScoreError, check_scores
 
@@ -25,6 +26,14 @@ _EPS = 1e-4
 _log = logging.getLogger("rlx")
 _log.addHandler(logging.NullHandler())  # outside of a run, whose log takes it, the message says enough,
 _log.propagate = False  # and a plugin that points the root logger elsewhere gets nothing of it
+
+
+def as_sample(example: Example, completion: str, finish_reason: FinishReason = "stop",
+              tokens: int | None = None) -> Sample:
+    """What a reward sees of a completion of that row."""
+    prompt = example.prompt
+    text, messages = (prompt, ()) if isinstance(prompt, str) else (str(prompt[-1].get("content") or ""), tuple(prompt))
+    return Sample(text, completion, messages, finish_reason, example.row, tokens)
 
 
 @dataclass

@@ -18,7 +18,7 @@ from rlx.batching import pad_sequences
 from rlx.data import Prepared, Tokenizer
 from rlx.guard import generators_kept
 from rlx.metrics import Accumulator
-from rlx.rewards import Judged, RewardPanel, measure
+from rlx.rewards import Judged, RewardPanel, as_sample, measure
 from rlx.sources import Collected, Cursor, Timer
 from rlx_sdk import (
     Generation,
@@ -35,19 +35,22 @@ from rlx_sdk import (
     TrainingError,
 )
 
+CHOSEN = 3
+"""Prompts that are completed again and again for a person to look at."""
 EVAL_STREAM = 1 << 40
 """Evaluation draws its random numbers far away from training's positions."""
 
 
 @dataclass(frozen=True)
 class _Row:
-    """One completion. ``position`` is its prompt's place in the run; completions of one prompt share it.
+    """One completion, the ``number``th of its prompt, whose place in the run is ``position``.
 
     ``reward`` is what the algorithm learns from, ``total`` the weighted sum of the scores, which people read.
     """
 
     position: int
     row: int
+    number: int
     prompt: Sequence[int]
     generation: Generation
     sample: Sample
@@ -78,15 +81,28 @@ class RolloutSource:
 
     def __init__(self, train: Prepared, held_out: Prepared | None, cursor: Cursor, tokenizer: Tokenizer,
                  backend: RolloutBackend, rewards: RewardPanel, sampling: Sampling, eval_sampling: Sampling,
-                 group_size: int, seed: int, needs: Needs, keep: Callable[[Group], bool]) -> None:
-        """Sample ``group_size`` completions of each prompt; in ``needs.rounds``, until enough groups are kept."""
+                 group_size: int, seed: int, needs: Needs, keep: Callable[[Group], bool],
+                 show_every: int | None = None) -> None:
+        """Sample ``group_size`` completions of each prompt; in ``needs.rounds``, until enough groups are kept.
+
+        Before every ``show_every``th step the chosen prompts are completed beside them, with the same seeds each time.
+        """
         self._train, self._held_out, self._cursor, self._tokenizer = train, held_out, cursor, tokenizer
         self._backend, self._rewards, self._sampling, self._eval_sampling = backend, rewards, sampling, eval_sampling
         self._group_size, self._seed, self._version = group_size, seed, -1
-        self._needs, self._keep = needs, keep
+        self._needs, self._keep, self._show_every = needs, keep, show_every
 
     def collect(self, phase: Timer) -> Collected | None:
         """Sample and score the next batch of prompts; more of them in place of groups that are not kept."""
+        try:
+            collected = self._collect(phase)
+            if collected and self._show_every and self._version % self._show_every == 0:
+                collected.chosen.extend(self._show_chosen(phase))
+            return collected
+        finally:
+            self._backend.release()
+
+    def _collect(self, phase: Timer) -> Collected | None:
         rounds: list[_Round] = []
         kept: list[_Row] = []
         missing = self._cursor.batch_size
@@ -117,8 +133,17 @@ class RolloutSource:
         if held is None:
             return None
         places = [(EVAL_STREAM + row, row) for row in self._cursor.ranks.share(range(len(held)))]
-        done = self._sample_round(held, places, self._eval_sampling, phase)
+        try:
+            done = self._sample_round(held, places, self._eval_sampling, phase)
+        finally:
+            self._backend.release()
         return self._collected([done], done.rows, self._eval_sampling == self._sampling)
+
+    def _show_chosen(self, phase: Timer) -> list[dict[str, Any]]:
+        """The first held-out prompts, or those of the data, completed once each."""
+        prepared = self._held_out or self._train
+        places = [(EVAL_STREAM + row, row) for row in self._cursor.ranks.share(range(min(CHOSEN, len(prepared))))]
+        return self._table(self._sample_round(prepared, places, self._sampling, lambda _: phase("chosen"), 1))
 
     def sync(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
         """Give the backend the new weights."""
@@ -139,20 +164,17 @@ class RolloutSource:
         self._rewards.close()
 
     def _sample_round(self, prepared: Prepared, places: Sequence[tuple[int, int]], sampling: Sampling,
-                      phase: Timer) -> _Round:
-        requests = [Request(prepared.ids(row, "prompt"), sampling, self._group_size, _seed(self._seed, position))
+                      phase: Timer, n: int | None = None) -> _Round:
+        requests = [Request(prepared.ids(row, "prompt"), sampling, n or self._group_size, _seed(self._seed, position))
                     for position, row in places]
         with phase("rollout"), generators_kept():  # async rewards work meanwhile
             done: dict[int, list[tuple[Generation, Sample]]] = {}
-            try:
-                for i, generations in self._backend.generate(requests):
-                    done[i] = [(g, self._sample(prepared, places[i][1], g)) for g in generations]
-                    self._rewards.start(places[i][0], [sample for _, sample in done[i]])
-            finally:
-                self._backend.release()
+            for i, generations in self._backend.generate(requests):
+                done[i] = [(g, self._sample(prepared, places[i][1], g)) for g in generations]
+                self._rewards.start(places[i][0], [sample for _, sample in done[i]])
             self._cursor.ranks.gather(None)  # the phase lasts until the last rank is done
-            flat = [(i, g, sample) for i in range(len(requests)) for g, sample in done[i]]
-            self._refuse_stale(g for _, g, _ in flat)
+            flat = [(i, n, g, sample) for i in range(len(requests)) for n, (g, sample) in enumerate(done[i])]
+            self._refuse_stale(g for _, _, g, _ in flat)
         with phase("reward"), generators_kept():
             judged = self._rewards.score([sample for *_, sample in flat],
                                          [prepared.place(places[i][1]) for i, *_ in flat],
@@ -160,8 +182,8 @@ class RolloutSource:
         if any(judged.spans) and not self._needs.token_rewards:
             raise RewardError("a reward gave rewards of steps (Score.spans), and this algorithm learns from whole "
                               "completions")
-        return _Round([_Row(*places[i], requests[i].tokens, g, sample, judged.rewards[k], judged.totals[k],
-                            judged.judged[k], judged.spans[k]) for k, (i, g, sample) in enumerate(flat)], judged)
+        return _Round([_Row(*places[i], n, requests[i].tokens, g, sample, judged.rewards[k], judged.totals[k],
+                            judged.judged[k], judged.spans[k]) for k, (i, n, g, sample) in enumerate(flat)], judged)
 
     def _collected(self, rounds: Sequence[_Round], kept: Sequence[_Row], as_in_training: bool = True) -> Collected:
         """What the algorithm learns from, the metrics of all that was sampled, and all of it as a table."""
@@ -172,13 +194,18 @@ class RolloutSource:
             per_token["token_rewards"] = [self._of_tokens(r) for r in kept]
         seqs = pad_sequences([r.prompt for r in kept], [r.generation.tokens for r in kept],
                              self._tokenizer.pad_token_id, **per_token)
+        ids = torch.tensor([self._id(r) for r in kept], dtype=torch.long)
+        seqs = seqs.with_(sample=ids[:, None].expand(seqs.tokens.shape))
         number = {position: i for i, position in enumerate(dict.fromkeys(r.position for r in kept))}
         # Types are said: a rank may have no row.
         rollouts = Rollouts(seqs, torch.tensor([r.reward for r in kept], dtype=torch.float),
                             torch.tensor([r.judged for r in kept], dtype=torch.bool),
                             torch.tensor([number[r.position] for r in kept], dtype=torch.long),
                             torch.tensor([r.generation.finish_reason == "length" for r in kept], dtype=torch.bool))
-        return Collected(rollouts, self._measure(rounds), [line for one in rounds for line in _table(one)])
+        return Collected(rollouts, self._measure(rounds), [line for one in rounds for line in self._table(one)])
+
+    def _id(self, row: _Row) -> int:
+        return row.position * self._group_size + row.number
 
     def _of_tokens(self, row: _Row) -> list[float]:
         """Rewards of steps, each at the token that completes the step's text."""
@@ -196,11 +223,15 @@ class RolloutSource:
                                 f"{self._version}")
 
     def _sample(self, prepared: Prepared, row: int, generation: Generation) -> Sample:
-        example = prepared.example(row)
-        text = example.prompt if isinstance(example.prompt, str) else str(example.prompt[-1].get("content") or "")
-        messages = () if isinstance(example.prompt, str) else tuple(example.prompt)
-        return Sample(text, self._tokenizer.decode(generation.tokens), messages, generation.finish_reason, example.row,
-                      len(generation.tokens))
+        return as_sample(prepared.example(row), self._tokenizer.decode(generation.tokens), generation.finish_reason,
+                         len(generation.tokens))
+
+    def _table(self, one: _Round) -> list[dict[str, Any]]:
+        return [{"sample": self._id(r), "row": r.row, "prompt": r.sample.prompt, "completion": r.sample.completion,
+                 "reward": r.total if r.judged else None,
+                 **{f"reward/{name}": scores[k] for name, scores in one.judged.by_provider.items()},
+                 "advantage": None, "length": len(r.generation.tokens), "finish_reason": r.sample.finish_reason,
+                 "logprob_diff": None} for k, r in enumerate(one.rows)]
 
     def _measure(self, rounds: Sequence[_Round]) -> dict[str, float]:
         rows = [row for one in rounds for row in one.rows]
@@ -230,11 +261,3 @@ class RolloutSource:
 
 def _seed(seed: int, position: int) -> int:
     return int(np.random.SeedSequence([seed, position]).generate_state(1, np.uint64)[0] >> 1)
-
-
-def _table(one: _Round) -> list[dict[str, Any]]:
-    return [{"row": r.row, "prompt": r.sample.prompt, "completion": r.sample.completion,
-             "reward": r.total if r.judged else None,
-             **{f"reward/{name}": scores[k] for name, scores in one.judged.by_provider.items()},
-             "length": len(r.generation.tokens), "finish_reason": r.sample.finish_reason}
-            for k, r in enumerate(one.rows)]

@@ -10,9 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rlx.looks.trackers import Trackers
+from rlx.looks.warn import Watch
 from rlx.plan import Plan
 from rlx.view import View
-from rlx_sdk import RunError, RunStopped, SpecError, Tracker, TrackerContext
+from rlx_sdk import RunError, RunStopped, SpecError
 
 # Threads that wait spin for a moment, then sleep: spinning on, as is the default, they starve each other when anything
 # else runs on the machine; sleeping at once costs a tenth of the speed when nothing does. Read when torch is loaded.
@@ -84,7 +86,7 @@ def run(plan: Plan, view: View) -> Result:
         if ranks.first:
             folder.rewind(trainer.step if checkpoint else -1)
             folder.start(plan)
-            recorder.trackers = stack.enter_context(_trackers(plan, folder.path, saved, view))
+            stack.enter_context(recorder.begin(saved))
         with (view.live(trainer.step, trainer.total_steps), StopSignals(ranks.first) as recorder.signals,
               Watchdog(plan.spec.run.stuck_after, folder.path, ranks.rank) as recorder.watchdog,
               _naming_the_last_checkpoint(folder), _explaining_memory(recorder, plan)):
@@ -148,7 +150,8 @@ class _Recorder:
 
     def __init__(self, folder: Any, view: View, inputs: Any, plan: Plan, ranks: Any) -> None:
         self._folder, self._view, self._inputs, self._plan, self._ranks = folder, view, inputs, plan, ranks
-        self.trackers: list[tuple[str, Tracker]] = []
+        self.trackers = Trackers(view.warn)
+        self.watch = Watch()
         self.checkpoint: Path | None = None
         self.last: Mapping[str, float] = {}
         self.last_eval: Mapping[str, float] = {}
@@ -170,16 +173,19 @@ class _Recorder:
 
     def step(self, step: int, metrics: Mapping[str, float], samples: list[dict[str, Any]]) -> None:
         self.last, self._measured = metrics, dict(metrics)
-        due = step == 1 or step % self._plan.spec.run.sample_every == 0
-        samples = self._all(samples) if due else []
+        every = self._plan.spec.run.sample_every
+        due = every is not None and (step == 1 or step % every == 0)
+        samples = self._all(samples)
         if not self._ranks.first:
             return
         self._write("log", step, metrics)
+        self._write("write_samples", step, samples)
         if due:
-            self._write("write_samples", step, samples)
-            self._track("samples", step, samples)
-        self._track("log", step, metrics)
+            self.trackers.tell("samples", step, samples)
+        self.trackers.tell("log", step, metrics)
         self._view.step(step, metrics)
+        for text in self.watch.step(metrics):
+            self._view.warn(text)
 
     def evaluated(self, step: int, metrics: Mapping[str, float], samples: list[dict[str, Any]]) -> None:
         self.last_eval, samples = metrics, self._all(samples)
@@ -188,8 +194,22 @@ class _Recorder:
             return
         self._write("log", step, metrics)
         self._write("write_samples", step, samples, "eval")
-        self._track("log", step, metrics)
+        self.trackers.tell("log", step, metrics)
         self._view.evaluated(step, metrics, samples)
+
+    def begin(self, saved: Mapping[str, Any]) -> contextlib.AbstractContextManager[None]:
+        """Go on from what an earlier part of the run has shown; trackers follow until the end."""
+        from rlx.looks.samples import first_samples
+
+        self.watch = Watch.of(self._folder.metrics())
+        self._view.resumed(self._folder.metrics(), first_samples(self._folder.samples, "chosen"))
+        return self.trackers.follow(self._plan, self._folder.path, saved)
+
+    def chosen(self, step: int, samples: list[dict[str, Any]]) -> None:
+        samples = sorted(self._all(samples), key=lambda line: line["row"])
+        if self._ranks.first:
+            self._write("write_samples", step, samples, "chosen")
+            self._view.chosen(step, samples)
 
     def note(self, text: str) -> None:
         self._view.note(text)
@@ -198,7 +218,7 @@ class _Recorder:
         from rlx.checkpoint import SaveError, save_checkpoint
 
         rows, run = self._inputs.train.rows, self._plan.spec.run
-        state = {**trainer.state_dict(), "trackers": {name: t.state_dict() for name, t in self.trackers},
+        state = {**trainer.state_dict(), "trackers": self.trackers.tell("state_dict"),
                  "data": {"rows": len(rows), "fingerprint": rows.fingerprint}, "metrics": self._measure(run.best)}
         try:
             self.checkpoint = save_checkpoint(self._folder.checkpoints, trainer.step, trainer.engines,
@@ -239,26 +259,3 @@ class _Recorder:
 
     def _all(self, samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
         return [sample for part in self._ranks.gather(samples) for sample in part]
-
-    def _track(self, method: str, *args: Any) -> None:
-        for name, tracker in self.trackers:
-            try:
-                getattr(tracker, method)(*args)
-            except Exception as error:  # a tracker never stops the training
-                self._view.note(f"tracker '{name}' failed: {type(error).__name__}: {error}")
-
-
-@contextlib.contextmanager
-def _trackers(plan: Plan, folder: Path, saved: Mapping[str, Any], view: View) -> Iterator[list[tuple[str, Tracker]]]:
-    from rlx.runs import saved_spec
-
-    trackers = [(t.name, t.build(TrackerContext(folder.name, folder, saved_spec(plan),
-                                                saved.get("trackers", {}).get(t.name)))) for t in plan.trackers]
-    try:
-        yield trackers
-    finally:
-        for name, tracker in trackers:
-            try:
-                tracker.finish()
-            except Exception as error:  # the training is done and saved
-                view.note(f"tracker '{name}' failed to finish: {type(error).__name__}: {error}")

@@ -13,9 +13,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from rlx.checkpoint import PREFIX, complete_checkpoints, newest_intact, verify
 from rlx.data import Prepared
 from rlx.layers import Tree, absolute_paths, read_spec_file, to_yaml
@@ -33,6 +30,7 @@ class RunFolder:
         """Name the folder; nothing is written yet."""
         self.path = path
         self.checkpoints = path / "checkpoints"
+        self.samples = path / "samples"
         self._metrics = path / "metrics.jsonl"
         self._unwritten: list[str] = []
 
@@ -44,7 +42,7 @@ class RunFolder:
         """
         try:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
-            (self.path / "samples").mkdir(exist_ok=True)
+            self.samples.mkdir(exist_ok=True)
         except OSError as error:
             raise SpecError([f"the run folder '{self.path.absolute()}' cannot be made: {error.strerror}. Set run.dir "
                              "to a folder that can be written."]) from error
@@ -63,9 +61,15 @@ class RunFolder:
             lines = self._metrics.read_text(encoding="utf-8").splitlines()
             kept = [line for line in lines if _step_of(line) is not None and (_step_of(line) or 0) <= step]
             self._metrics.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
-        for file in (self.path / "samples").glob("*.parquet"):
+        for file in self.samples.glob("*.parquet"):
             if int(file.stem.rpartition("_")[2]) > step:
                 file.unlink()
+
+    def metrics(self, training: bool = True) -> list[dict[str, Any]]:
+        """Lines of steps of training, or of evaluations; half a line of a killed run is passed over."""
+        text = self._metrics.read_text(encoding="utf-8") if self._metrics.is_file() else ""
+        lines = [json.loads(line) for line in text.splitlines() if _step_of(line) is not None]
+        return [line for line in lines if ("time/step" in line) == training]
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Append one line; what is not a finite number is null. What cannot be written is kept for the next time."""
@@ -86,10 +90,12 @@ class RunFolder:
         with (self.path / "skipped.jsonl").open("a", encoding="utf-8") as stream:
             stream.write(json.dumps({"step": step, "role": role, "rows": list(rows)}, ensure_ascii=False) + "\n")
 
-    def write_samples(self, step: int, samples: list[dict[str, Any]], kind: str = "step") -> None:
-        """Prompts, completions and rewards as one parquet file."""
+    def write_samples(self, step: int, samples: list[dict[str, Any]], split: str = "train") -> None:
+        """What the policy wrote, as one parquet file."""
+        from rlx.looks.samples import write_samples
+
         if samples:
-            pq.write_table(pa.Table.from_pylist(samples), self.path / "samples" / f"{kind}_{step:06d}.parquet")
+            write_samples(self.samples, step, samples, split)
 
 
 def versions() -> dict[str, str]:
@@ -210,5 +216,5 @@ def _step_of(line: str) -> int | None:
     """A killed run may leave half a line."""
     try:
         return int(json.loads(line)["step"])
-    except (ValueError, KeyError):
+    except (ValueError, KeyError, TypeError):
         return None

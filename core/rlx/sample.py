@@ -2,17 +2,83 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from rlx.checkpoint import complete_checkpoints
-from rlx.data import Limits, Tokenizer, load_tokenizer, open_rows, prepare_rows
-from rlx.data.layouts import Prompt
-from rlx.layers import lookup, read_spec_file
+from rlx.data import Example, Limits, Tokenizer, load_tokenizer, open_rows, prepare_rows
+from rlx.layers import Tree, read_spec_file
 from rlx.logs import library_log
 from rlx.models import load_causal_lm, pick_device, pick_dtype
 from rlx.registry import Registry
-from rlx_sdk import DataError, ModelError, Request, RolloutContext, Sampling
+from rlx.rewards import as_sample
+from rlx_sdk import DataError, Generation, ModelError, Request, RolloutContext, Sampling
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One prompt: as it was read, and as token ids."""
+
+    example: Example
+    tokens: Sequence[int]
+
+
+class OpenModel:
+    """A model to sample from: of a run (its newest checkpoint), a checkpoint, or any HF folder, hub name or .gguf."""
+
+    def __init__(self, given: str) -> None:
+        """Find it and load its tokenizer."""
+        self.given, self.path = given, find_model(given)
+        self.tokenizer: Tokenizer = load_tokenizer(self.path)
+        self.device = pick_device()
+        self.dtype = pick_dtype("auto", self.device)
+
+    @cached_property
+    def hf(self) -> Any:
+        """The HF model, loaded when it is first asked for."""
+        return load_causal_lm(self.path, self.dtype).to(self.device).eval()
+
+    def prompts(self, prompts: str, limit: int, spec: Tree | None = None) -> list[Prompt]:
+        """Prompts of a file, its columns named as in a run's spec; or the text itself.
+
+        Raises:
+            DataError: there is none, or the file cannot be read.
+        """
+        if not prompts.strip():
+            raise DataError("--prompts is empty; give a file, or one prompt as text")
+        if not Path(prompts).exists() and (" " in prompts or not Path(prompts).suffix):
+            example = Example([{"role": "user", "content": prompts}])
+            return [Prompt(example, self.tokenizer.encode_prompt(example.prompt))]
+        data = (spec or {}).get("data", {})
+        cache = Path(data.get("cache", "~/.cache/rlx")).expanduser()
+        prepared = prepare_rows(open_rows(prompts, cache), "rollouts", self.tokenizer, Limits(),
+                                data.get("columns", {}), cache)
+        return [Prompt(prepared.example(i), prepared.ids(i, "prompt")) for i in range(min(limit, len(prepared)))]
+
+    def complete(self, prompts: Sequence[Prompt], sampling: Sampling, n: int, seed: int,
+                 rollout: str = "hf") -> list[list[Generation]]:
+        """``n`` completions of each prompt.
+
+        Raises:
+            ModelError: prompt and completion do not fit into the model's context.
+        """
+        context = self.hf.config.get_text_config().max_position_embeddings
+        longest = max(len(prompt.tokens) for prompt in prompts)
+        if longest + sampling.max_tokens > context:
+            raise ModelError(f"a prompt of {longest:,} tokens and --max-completion {sampling.max_tokens:,} do not fit "
+                             f"into the model's context of {context:,} tokens")
+        entry = Registry.discover().get("rollout", rollout)
+        backend = entry.call("build", entry.call("config")(), RolloutContext(
+            self.hf, self.path, self.tokenizer.stop_token_ids, self.tokenizer.pad_token_id, self.device,
+            str(self.dtype).removeprefix("torch."), context, tokens=len(prompts) * n * sampling.max_tokens))
+        backend.sync(iter(self.hf.named_parameters()), 0)
+        done = dict(backend.generate([Request(prompt.tokens, sampling, n, seed * 1_000_003 + i)
+                                      for i, prompt in enumerate(prompts)]))
+        backend.close()
+        return [done[i] for i in range(len(prompts))]
 
 
 def sample_model(checkpoint: str, prompts: str, *, n: int, limit: int, max_completion: int, seed: int,
@@ -32,44 +98,20 @@ def sample_model(checkpoint: str, prompts: str, *, n: int, limit: int, max_compl
         top_k: sample from this many tokens, the likeliest ones.
         rollout: backend that samples.
     """
-    path = find_model(checkpoint)
     with library_log(None):
-        tokenizer = load_tokenizer(path)
-        texts = _prompts(checkpoint, prompts, tokenizer, limit)
-        device = pick_device()
-        dtype = pick_dtype("auto", device)
-        model = load_causal_lm(path, dtype).to(device).eval()
-        context = model.config.get_text_config().max_position_embeddings
-        encoded = [tokenizer.encode_prompt(text) for text in texts]
-        longest = max(map(len, encoded))
-        if longest + max_completion > context:
-            raise ModelError(f"a prompt of {longest:,} tokens and --max-completion {max_completion:,} do not fit into "
-                             f"the model's context of {context:,} tokens")
-        entry = Registry.discover().get("rollout", rollout)
-        backend = entry.call("build", entry.call("config")(), RolloutContext(
-            model, path, tokenizer.stop_token_ids, tokenizer.pad_token_id, device, str(dtype).removeprefix("torch."),
-            context, tokens=len(texts) * n * max_completion))
-        sampling = Sampling(temperature, top_p, max_completion, top_k)
-        requests = [Request(tokens, sampling, n, seed * 1_000_003 + i) for i, tokens in enumerate(encoded)]
-        backend.sync(iter(model.named_parameters()), 0)
-        done = dict(backend.generate(requests))
-        backend.close()
-    return [{"prompt": t if isinstance(t, str) else str(t[-1]["content"]), "completion": tokenizer.decode(g.tokens),
-             "length": len(g.tokens), "finish_reason": g.finish_reason}
-            for i, t in enumerate(texts) for g in done[i]]
+        model = OpenModel(checkpoint)
+        asked = model.prompts(prompts, limit, run_spec(checkpoint))
+        done = model.complete(asked, Sampling(temperature, top_p, max_completion, top_k), n, seed, rollout)
+    samples = [(as_sample(prompt.example, model.tokenizer.decode(g.tokens), g.finish_reason), g)
+               for prompt, group in zip(asked, done, strict=True) for g in group]
+    return [{"prompt": s.prompt, "completion": s.completion, "length": len(g.tokens),
+             "finish_reason": s.finish_reason} for s, g in samples]
 
 
-def _prompts(checkpoint: str, prompts: str, tokenizer: Tokenizer, limit: int) -> list[Prompt]:
-    """Prompts of a file, its columns named as in the run that is sampled; or the text itself."""
-    if not prompts.strip():
-        raise DataError("--prompts is empty; give a file, or one prompt as text")
-    if not Path(prompts).exists() and (" " in prompts or not Path(prompts).suffix):
-        return [[{"role": "user", "content": prompts}]]
-    spec = Path(checkpoint) / "spec.yaml"
-    data = lookup(read_spec_file(spec), "data") if spec.is_file() else {}
-    cache = Path(data.get("cache", "~/.cache/rlx")).expanduser()
-    prepared = prepare_rows(open_rows(prompts, cache), "rollouts", tokenizer, Limits(), data.get("columns", {}), cache)
-    return [prepared.example(i).prompt for i in range(min(limit, len(prepared)))]
+def run_spec(given: str) -> Tree | None:
+    """The spec of a run; None of anything else."""
+    spec = Path(given).expanduser() / "spec.yaml"
+    return read_spec_file(spec) if spec.is_file() else None
 
 
 def find_model(checkpoint: str) -> str:

@@ -32,11 +32,19 @@ class Timer(Protocol):
 
 @dataclass(frozen=True)
 class Collected:
-    """One batch of data, what was measured while it was made, and rows for the table of samples."""
+    """One batch of data, and what was measured while it was made.
+
+    Attributes:
+        data: of the batch.
+        metrics: of what was sampled.
+        samples: rows for the table of samples.
+        chosen: the same of the chosen prompts, where the step shows them.
+    """
 
     data: Rollouts | Pairs | Labelled | Demonstrations
     metrics: dict[str, float] = field(default_factory=dict)
     samples: list[dict[str, Any]] = field(default_factory=list)
+    chosen: list[dict[str, Any]] = field(default_factory=list)
 
 
 class Source(Protocol):

@@ -241,8 +241,9 @@ class RunSpec(Section):
     """What follows when a checkpoint or the metrics cannot be written, say on a full disk."""
     eval_every: int | None = Field(None, ge=1)
     """Steps between evaluations on data.eval; also before the first step and after the last."""
-    sample_every: int = Field(10, ge=1)
-    """Steps between files of samples."""
+    sample_every: int | None = Field(10, ge=1)
+    """Steps between looks at a few chosen prompts, and between tables of samples in trackers; null for none. samples/
+    has a file of every step in any case."""
     stuck_after: float = Field(7200, gt=0)
     """Seconds that one phase of a step may take; then each rank's stack is written down and the run ends."""
     resume: str | None = None

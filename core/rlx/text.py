@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
 
@@ -28,3 +29,8 @@ def listing(items: Iterable[object], limit: int = 6) -> str:
 def count(n: int, noun: str, plural: str | None = None) -> str:
     """``1 row``, ``2 rows``."""
     return f"{n:,} {noun if n == 1 else plural or noun + 's'}"
+
+
+def printable(text: str) -> str:
+    """The text without what would steer a terminal: a model may write escape sequences."""
+    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", "�", text)

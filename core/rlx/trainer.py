@@ -16,6 +16,7 @@ from rlx.batching import concatenate, row_lengths, share_out
 from rlx.engine import Engine
 from rlx.faults import Seen, accumulate
 from rlx.handles import RunContext
+from rlx.looks.samples import explain
 from rlx.metrics import Accumulator, Phases
 from rlx.ranks import Ranks
 from rlx.sources import Source
@@ -39,6 +40,10 @@ class Recorder(Protocol):
 
     def skipped(self, step: int, role: Role, rows: list[Batch]) -> None:
         """An update was skipped; the rows of this rank whose loss was not finite, if it was that."""
+        ...
+
+    def chosen(self, step: int, samples: list[dict[str, Any]]) -> None:
+        """What the policy writes on the chosen prompts after a step."""
         ...
 
     def save(self, trainer: Trainer) -> None:
@@ -104,10 +109,13 @@ class Trainer:
             raise TrainingError(f"the data ended at step {self.step} of {self.total_steps}")
         with phase("prepare"), torch.no_grad():
             batch = self.algorithm.prepare(collected.data, self.context)
+            explain(collected.samples, batch, self.ranks)
             whole = concatenate(self.ranks.gather(batch))
         found.add({**batch.metrics, "update/tokens": Mean(self._trained_tokens(whole), 1)})
         with phase("update"):
             self._count_skipped(self._update(whole, found))
+        if collected.chosen:
+            self.recorder.chosen(self.step, collected.chosen)
         self.step += 1
         with phase("sync"):
             self._sync()
@@ -127,6 +135,7 @@ class Trainer:
         if collected is None:
             return
         batch = self.algorithm.prepare(collected.data, self.context)
+        explain(collected.samples, batch, self.ranks)
         found.add(batch.metrics, "eval/")
         whole = concatenate(self.ranks.gather(batch))
         for role in self.engines:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
+import math
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
+
+from rlx.text import printable
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -26,12 +30,17 @@ COLUMNS: tuple[tuple[str, str, str], ...] = (
     ("loss", "loss/policy", ".4f"),
     ("generated tok/s", "speed/generated_tokens_per_s", ",.0f"),
     ("trained tok/s", "speed/trained_tokens_per_s", ",.0f"),
+    ("GPU GiB", "memory/peak_gb", ".1f"),
 )
 """Title, metric and format; a column is shown when the run has its metric."""
 RECENT = 12
 MOMENT, EVERY = 2.0, 10.0
 """Seconds until progress is shown, and between its lines where there is no terminal."""
 SHOWN_SAMPLES = 3
+TREND = ("reward/mean", "rewards/accuracy", "loss/policy")
+"""The first of these that a run has is drawn as it goes."""
+BARS, WIDTH, CUT = "▁▂▃▄▅▆▇█", 48, 240
+"""Of a sparkline: heights, and bars at most; characters of a sample on the screen."""
 
 
 class View:
@@ -49,6 +58,8 @@ class View:
         self._rows: deque[tuple[int, Mapping[str, float]]] = deque(maxlen=RECENT)
         self._live: Any = None
         self._first: list[dict[str, Any]] | None = None
+        self._chosen: tuple[int, list[dict[str, Any]]] | None = None
+        self._trend: dict[str, list[float]] = {}
         self._began, self._start, self._total = time.monotonic(), 0, 0
 
     def silent(self) -> View:
@@ -58,6 +69,10 @@ class View:
     def note(self, text: str) -> None:
         """One thing the user should know."""
         self._console.print(text, markup=False, style="dim")
+
+    def warn(self, text: str) -> None:
+        """Something is going wrong; the run goes on."""
+        self._console.print(f"warning: {text}", markup=False, style="bold yellow")
 
     def progress(self, batches: Iterable[T], what: str, rows: int | None = None) -> Iterator[T]:
         """The batches; if they take longer than a moment, how far they are: one line that moves, else now and then."""
@@ -103,10 +118,33 @@ class View:
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """A step is done."""
         self._rows.append((step, metrics))
+        self._remember(metrics)
         if self._live is not None:
             self._live.update(self._table(), refresh=True)
         else:
             self._console.print(self._line(step, metrics), markup=False)
+
+    def resumed(self, metrics: Iterable[Mapping[str, Any]], chosen: list[dict[str, Any]]) -> None:
+        """What an earlier part of the run has shown."""
+        for line in metrics:
+            self._remember(line)
+        self._chosen = (chosen[0]["step"], chosen) if chosen else None
+
+    def chosen(self, step: int, samples: list[dict[str, Any]]) -> None:
+        """The chosen prompts are completed again; they are shown beside the first ones."""
+        if self._chosen is None:
+            self._chosen = step, samples
+            return
+        begin, before = self._chosen
+        titles = f"after step {begin}", f"after step {step}"
+        if self._console.is_terminal:
+            self._console.print(side_by_side("chosen prompts", titles, before, samples))
+            return
+        for old, new in zip(before, samples, strict=False):
+            self._console.print(f"prompt: {_one_line(old['prompt'])}", markup=False)
+            for title, line in zip(titles, (old, new), strict=True):
+                self._console.print(f"  {title} [{_facts(line)}]: {_one_line(line['completion'])}", markup=False)
+        self._console.print(self._drawn(), markup=False)
 
     def evaluated(self, step: int, metrics: Mapping[str, float], samples: list[dict[str, Any]]) -> None:
         """An evaluation is done; after the last, its samples are shown beside the first ones."""
@@ -120,7 +158,9 @@ class View:
         if self._first is None:
             self._first = samples
         elif step == self._total:
-            self._before_and_after(self._first, samples)
+            if samples:
+                self._console.print(side_by_side("held-out prompts, before and after", ("before", "after"),
+                                                 self._first, samples))
 
     def saved(self, checkpoint: Path) -> None:
         """A checkpoint is written."""
@@ -131,6 +171,16 @@ class View:
         model = _hf_folder(result.checkpoint)
         self._console.print(f"\ndone: {result.steps} steps in {_clock(time.monotonic() - self._began)}\n"
                             f"run         {result.run}\ncheckpoint  {model}  (a plain HF folder)", markup=False)
+
+    def _remember(self, metrics: Mapping[str, Any]) -> None:
+        for name in TREND:
+            if metrics.get(name) is not None:
+                self._trend.setdefault(name, []).append(metrics[name])
+
+    def _drawn(self) -> str:
+        """The reward of the whole run so far as a sparkline."""
+        name = next((name for name in TREND if name in self._trend), None)
+        return f"{name} {sparkline(self._trend[name])}" if name else ""
 
     def _left(self, step: int) -> str:
         done = step - self._start
@@ -145,7 +195,8 @@ class View:
 
         step, latest = self._rows[-1]
         columns = [c for c in COLUMNS if c[1] in latest]
-        table = Table(title=f"step {step} of {self._total}, {self._left(step)} left", caption=_phases(latest),
+        table = Table(title=f"step {step} of {self._total}, {self._left(step)} left",
+                      caption=f"{self._drawn()}\n{_phases(latest)}",
                       title_justify="left", caption_justify="left")
         for title in ("step", *(c[0] for c in columns), "seconds"):
             table.add_column(title, justify="right")
@@ -154,19 +205,50 @@ class View:
                           f"{row['time/step']:.1f}")
         return table
 
-    def _before_and_after(self, before: list[dict[str, Any]], after: list[dict[str, Any]]) -> None:
-        from rich.table import Table
-        from rich.text import Text
 
-        if not before:
-            return
-        table = Table(title="held-out prompts, before and after", title_justify="left", show_lines=True)
-        for title in ("prompt", "before", "after"):
-            table.add_column(title, overflow="fold", ratio=1)
-        for old, new in list(zip(before, after, strict=True))[:SHOWN_SAMPLES]:
-            table.add_row(Text(old["prompt"]), *(Text(f"{s['completion']}\n[reward {_number(s['reward'])}]")
-                                                 for s in (old, new)))
-        self._console.print(table)
+def sparkline(values: Sequence[float]) -> str:
+    """First value, bars from the lowest to the highest, last value; of many values, means of equal parts."""
+    known = [value for value in values if math.isfinite(value)]
+    if not known:
+        return ""
+    parts = min(WIDTH, len(known))
+    cuts = [len(known) * i // parts for i in range(parts + 1)]
+    means = [sum(known[a:b]) / (b - a) for a, b in itertools.pairwise(cuts)]
+    low, span = min(means), max(means) - min(means)
+    bars = "".join(BARS[round((mean - low) / span * (len(BARS) - 1)) if span else 0] for mean in means)
+    return f"{known[0]:.3f} {bars} {known[-1]:.3f}"
+
+
+def side_by_side(title: str, titles: Sequence[str], before: Sequence[Mapping[str, Any]],
+                 after: Sequence[Mapping[str, Any]]) -> Table:
+    """A table of the same prompts' completions, cut to fit."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=title, title_justify="left", show_lines=True)
+    for heading in ("prompt", *titles):
+        table.add_column(heading, overflow="fold", ratio=1)
+    for old, new in list(zip(before, after, strict=False))[:SHOWN_SAMPLES]:
+        table.add_row(Text(_cut(old["prompt"])), *(Text(f"{_cut(line['completion'])}\n[{_facts(line)}]")
+                                                   for line in (old, new)))
+    return table
+
+
+def _cut(text: str) -> str:
+    return printable(text if len(text) <= CUT else f"{text[:CUT]} …")
+
+
+def _one_line(text: str) -> str:
+    return _cut(text).replace("\n", " ⏎ ")
+
+
+def _facts(sample: Mapping[str, Any]) -> str:
+    """Reward, by provider where there are several, and length."""
+    by_provider = [f"{name.removeprefix('reward/')} {_number(value)}" for name, value in sample.items()
+                   if name.startswith("reward/")]
+    several = f" ({', '.join(by_provider)})" if len(by_provider) > 1 else ""
+    cut = ", cut" if sample["finish_reason"] == "length" else ""
+    return f"reward {_number(sample['reward'])}{several}, {sample['length']} tokens{cut}"
 
 
 def _hf_folder(checkpoint: Path) -> Path:

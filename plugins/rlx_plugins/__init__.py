@@ -111,7 +111,7 @@ def rlx_rollouts() -> list[RolloutPlugin]:
 
 @hookimpl
 def rlx_trackers() -> list[TrackerPlugin]:
-    """Wandb."""
+    """Wandb and TensorBoard."""
     return [
         TrackerPlugin(
             name="wandb",
@@ -120,5 +120,12 @@ def rlx_trackers() -> list[TrackerPlugin]:
             build=lazy("rlx_plugins.wandb_tracker:WandbTracker"),
             preflight=lazy("rlx_plugins.wandb_tracker:preflight"),
             requires={"wandb": "rlx[wandb]"},
+        ),
+        TrackerPlugin(
+            name="tensorboard",
+            summary="TensorBoard event files in the run's folder",
+            config=lazy("rlx_plugins.tensorboard_tracker:TensorboardOptions").resolve,
+            build=lazy("rlx_plugins.tensorboard_tracker:TensorboardTracker"),
+            requires={"tensorboard": "rlx[tensorboard]"},
         ),
     ]

@@ -62,7 +62,8 @@ class Rollouts:
 
     Attributes:
         seqs: prompt and completion; ``per_token["rollout_logprobs"]`` as the sampler saw them, and
-            ``per_token["token_rewards"]`` what rewards said of parts (`Score.spans`) if `Needs.token_rewards` is set.
+            ``per_token["token_rewards"]`` what rewards said of parts (`Score.spans`) if `Needs.token_rewards` is set,
+            ``per_token["sample"]`` the row's number in the table of samples.
         rewards: ``[B]`` float, the weighted sum over reward providers; 0 where not judged.
         judged: ``[B]`` bool, false where every provider abstained or failed under ``on_error: skip``.
         group: ``[B]`` int64, equal for completions of one prompt.

@@ -39,6 +39,6 @@ def train(tmp_path: Path) -> Callable[..., rlx.Result]:
     def run(algo: str, **over: Any) -> rlx.Result:
         settings = merged(merged(SMALL, ALGORITHMS.get(algo, {})), over)
         settings["run"] = {"dir": str(tmp_path / "runs"), **settings["run"]}
-        return rlx.train(algo=algo, quiet=True, **settings)
+        return rlx.train(algo=algo, **{"quiet": True, **settings})
 
     return run

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
 from rlx.registry import Registry
-from rlx_sdk import Config, TrackerPlugin, hookimpl
+from rlx_sdk import Config, RewardError, TrackerPlugin, hookimpl
 
 
 class Failing:
@@ -28,37 +36,119 @@ class Failing:
         self.calls.append("finish")
 
 
-def test_a_tracker_that_fails_never_stops_the_training(train, monkeypatch):
+@pytest.fixture
+def offered(monkeypatch):
+    """Offers a tracker of the test's own as the plugin ``mine``."""
+    def offer(build):
+        class Package:
+            @hookimpl
+            def rlx_trackers(self):
+                return [TrackerPlugin(name="mine", summary="", config=lambda: Config, build=build)]
+
+        real = Registry.discover
+
+        def discover() -> Registry:
+            registry = real()
+            registry.add(Package(), "test")
+            return registry
+
+        monkeypatch.setattr(Registry, "discover", discover)
+
+    return offer
+
+
+def test_a_tracker_that_fails_never_stops_the_training(train, offered, capsys):
     tracker = Failing()
-
-    class Package:
-        @hookimpl
-        def rlx_trackers(self):
-            return [TrackerPlugin(name="down", summary="", config=lambda: Config, build=lambda *_: tracker)]
-
-    real = Registry.discover
-
-    def discover() -> Registry:
-        registry = real()
-        registry.add(Package(), "test")
-        return registry
-
-    monkeypatch.setattr(Registry, "discover", discover)
-    result = train("ppo", trackers=[{"name": "down"}], train={"steps": 2})
+    offered(lambda *_: tracker)
+    result = train("ppo", trackers=[{"name": "mine"}], data={"eval": 2}, train={"steps": 2}, quiet=False)
 
     assert result.steps == 2
     assert tracker.calls == ["log 0", "samples 1", "log 1", "log 2", "log 2", "finish"]
+    assert capsys.readouterr().out.count("tracker 'mine' failed: ConnectionError: the service is down") == 1
+
+
+def test_a_tracker_that_cannot_start_is_left_out(train, offered, capsys):
+    def build(*_):
+        raise ConnectionError("no route")
+
+    offered(build)
+    assert train("sft", trackers=[{"name": "mine"}], data={"eval": 0}, train={"steps": 1}, quiet=False).steps == 1
+    shown = capsys.readouterr().out
+    assert "ConnectionError: no route" in shown
+    assert "the training goes on without it" in shown
+
+
+def test_a_tracker_is_finished_when_the_training_fails(train, offered):
+    tracker = Failing()
+    offered(lambda *_: tracker)
+
+    def broken(samples):
+        raise ValueError("broken")
+
+    with pytest.raises(RewardError):
+        train("ppo", reward=broken, trackers=[{"name": "mine"}], data={"eval": 0}, train={"steps": 1})
+    assert tracker.calls == ["finish"]
+
+
+def records(file: Path) -> Iterator[Any]:
+    """What wandb wrote, in its log format: a header of 7 bytes, then blocks of 32 KiB with pieces of records."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    data, at, parts = file.read_bytes(), 7, b""
+    assert data[:4] == b":W&B"
+    while at + 7 <= len(data):
+        if 32768 - at % 32768 < 7:
+            at += 32768 - at % 32768
+            continue
+        length, kind = struct.unpack("<HB", data[at + 4 : at + 7])
+        parts += data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):  # whole, or the last piece
+            record = Record()
+            record.ParseFromString(parts)
+            parts = b""
+            yield record
 
 
 def test_wandb_offline_records_the_run_and_a_resume_goes_on_in_it(train):
-    settings = {"trackers": [{"name": "wandb", "options": {"mode": "offline"}}]}
-    first = train("sft", **settings, train={"steps": 2}, run={"name": "tracked"})
-    again = train("sft", **settings, train={"steps": 3}, run={"name": "tracked", "resume": "auto"})
+    settings = {"trackers": [{"name": "wandb", "options": {"mode": "offline", "project": "mine"}}],
+                "data": {"eval": 4}}
+    first = train("ppo", **settings, train={"steps": 2}, run={"name": "tracked"})
+    again = train("ppo", **settings, train={"steps": 3}, run={"name": "tracked", "resume": "auto"})
 
     assert again.run == first.run
-    records = sorted((first.run / "wandb").glob("offline-run-*/*.wandb"))
-    assert len(records) == 2, "one file a part of the run"
-    assert len({r.stem.removeprefix("run-") for r in records}) == 1, "and one wandb run"
-    text = b"".join(r.read_bytes() for r in records)
-    assert b"loss/policy" in text
-    assert b"batch_size" in text
+    files = sorted((first.run / "wandb").glob("offline-run-*/*.wandb"), key=lambda file: file.stat().st_mtime)
+    assert len(files) == 2, "one file a part of the run"
+    parts = [list(records(file)) for file in files]
+    runs = [record.run for part in parts for record in part if record.WhichOneof("record_type") == "run"]
+    assert len({run.run_id for run in runs}) == 1, "and one wandb run"
+    assert {(run.project, run.display_name) for run in runs} == {("mine", "tracked")}
+    config = {item.key: json.loads(item.value_json) for item in runs[0].config.update}
+    assert config["train"]["batch_size"] == 8
+
+    logged = [{(item.key or "/".join(item.nested_key)): json.loads(item.value_json) for item in record.history.item}
+              for part in parts for record in part if record.WhichOneof("record_type") == "history"]
+    assert [line["step"] for line in logged if "loss/policy" in line] == [1, 2, 3]
+    lines = [json.loads(line) for line in (first.run / "metrics.jsonl").read_text().splitlines()]
+    assert [line["reward/mean"] for line in logged if "reward/mean" in line] == [
+        line["reward/mean"] for line in lines if "reward/mean" in line]
+    tables = [json.loads(file.read_text()) for file in (first.run / "wandb").glob("*/files/media/table/*.json")]
+    assert {"prompt", "completion", "reward", "advantage"} <= set(tables[0]["columns"])
+    assert len(tables[0]["data"]) == 8
+
+
+def test_tensorboard_is_read_back_and_a_resume_goes_on_in_the_same_folder(train):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    settings = {"trackers": [{"name": "tensorboard"}], "data": {"eval": 4}}
+    first = train("ppo", **settings, train={"steps": 2}, run={"name": "tracked"})
+    train("ppo", **settings, train={"steps": 3}, run={"name": "tracked", "resume": "auto"})
+
+    events = EventAccumulator(str(first.run / "tensorboard"))
+    events.Reload()
+    points = events.Scalars("reward/mean")
+    lines = [json.loads(line) for line in (first.run / "metrics.jsonl").read_text().splitlines()]
+    wanted = [(line["step"], line["reward/mean"]) for line in lines if "reward/mean" in line]
+    assert [point.step for point in points] == [step for step, _ in wanted]
+    assert [point.value for point in points] == pytest.approx([value for _, value in wanted])
+    assert b"completion" in events.Tensors("samples/text_summary")[0].tensor_proto.string_val[0]

@@ -129,7 +129,8 @@ def test_epochs_use_every_row_exactly_that_often(train, tmp_path):
         seen.extend(s.prompt for s in samples)
         return [0.5 + 0.1 * len(s.completion) for s in samples]
 
-    result = train("ppo", reward=spy, data=str(data), train={"steps": None, "epochs": 2, "batch_size": 3})
+    result = train("ppo", reward=spy, data=str(data), train={"steps": None, "epochs": 2, "batch_size": 3},
+                   run={"sample_every": None})
 
     assert result.steps == 5, "ceil(14 / 3)"
     assert sorted(seen) == sorted(2 * [f"p{i}" for i in range(7)])

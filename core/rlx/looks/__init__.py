@@ -1,0 +1,1 @@
+"""What a person looks at: comparisons, reports, warnings, and what each metric means."""

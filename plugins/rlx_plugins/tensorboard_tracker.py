@@ -1,0 +1,63 @@
+"""TensorBoard. A resumed run goes on in the same folder, and what it does again takes the place of what was there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from rlx_sdk import Config, TrackerContext
+
+SHOWN = 16
+"""Rows of a table of samples."""
+
+
+class TensorboardOptions(Config):
+    """Where the events go."""
+
+    dir: str | None = None
+    """Folder of event files; default: tensorboard in the run's folder."""
+
+
+class TensorboardTracker:
+    """Event files of one run."""
+
+    def __init__(self, options: TensorboardOptions, context: TrackerContext) -> None:
+        """Open the folder, or go on in it after the step that was saved."""
+        from torch.utils.tensorboard import SummaryWriter
+
+        folder = Path(options.dir).expanduser() / context.run_name if options.dir else context.run_dir / "tensorboard"
+        saved = context.state
+        self._writer: Any = SummaryWriter(
+            str(folder), purge_step=saved["step"] + 1 if saved else None)
+        self._step = saved["step"] if saved else 0
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """One point of each metric's curve."""
+        self._step = step
+        for name, value in metrics.items():
+            self._writer.add_scalar(name, value, step)
+
+    def samples(self, step: int, table: Iterable[Mapping[str, Any]]) -> None:
+        """A table as text."""
+        rows = list(table)[:SHOWN]
+        if rows:
+            lines = [list(rows[0]), ["---"] * len(rows[0]), *(list(row.values()) for row in rows)]
+            self._writer.add_text("samples", "\n".join(f"| {' | '.join(map(_cell, line))} |" for line in lines), step)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The last step."""
+        return {"step": self._step}
+
+    def finish(self) -> None:
+        """Write what is left."""
+        self._writer.close()
+
+
+def _cell(value: Any) -> str:
+    """As text that Markdown shows as it is."""
+    text = f"{value:.4g}" if isinstance(value, float) else str(value)
+    for sign, code in (("&", "&amp;"), ("<", "&lt;"), ("|", "&#124;"), ("`", "&#96;"), ("*", "&#42;"), ("_", "&#95;"),
+                       ("[", "&#91;"), ("\n", "<br>")):
+        text = text.replace(sign, code)
+    return text

@@ -1,0 +1,84 @@
+"""What a run shows: a live table on a terminal, plain lines with the same facts anywhere else."""
+
+from __future__ import annotations
+
+import io
+import math
+
+import pytest
+
+import rlx
+from rlx.view import CUT, View, sparkline
+
+from .conftest import line
+
+METRICS = {"reward/mean": 0.5, "length/mean": 12.0, "kl/mean": 0.25, "loss/policy": 0.125, "memory/peak_gb": 71.5,
+           "speed/generated_tokens_per_s": 1234.0, "time/rollout": 1.0, "time/update": 2.0, "time/step": 3.0}
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture(params=[io.StringIO, Terminal])
+def stream(request, monkeypatch):
+    for name, value in (("COLUMNS", "120"), ("LINES", "50"), ("TERM", "xterm")):
+        monkeypatch.setenv(name, value)
+    return request.param()
+
+
+def test_the_same_facts_on_a_terminal_and_in_a_pipe(stream):
+    view = View(stream)
+    with view.live(0, 4):
+        view.chosen(0, [line(0.5)])
+        view.step(1, METRICS)
+        view.step(2, METRICS | {"reward/mean": 0.75})
+        view.chosen(2, [line(1.5)])
+        view.warn("something")
+    shown = stream.getvalue()
+    for fact in ("step 2", "0.750", "12.0", "0.250", "0.1250", "71.5", "1,234", "rollout 1.00s, update 2.00s",
+                 "after step 0", "after step 2", "reward 0.50", "reward 1.50", "5 tokens", "0.500 ▁█ 0.750", "left",
+                 "warning: something"):
+        assert fact in shown, fact
+    assert "\x1b[2J" not in shown, "a model does not steer the terminal"
+    assert "[bold]" in shown, "nor is what it wrote taken for markup"
+
+
+def test_long_samples_are_cut():
+    stream = io.StringIO()
+    view = View(stream)
+    view.chosen(0, [line(0.0) | {"completion": "x" * 2000}])
+    view.chosen(1, [line(0.0) | {"completion": "y" * 2000}])
+    assert max(map(len, stream.getvalue().splitlines())) < CUT + 80
+
+
+def test_a_resumed_run_shows_the_first_completions_of_all():
+    stream = io.StringIO()
+    view = View(stream)
+    view.resumed([{"reward/mean": 0.25}], [{"step": 0, **line(0.0), "completion": "the very first"}])
+    view.step(2, METRICS)
+    view.chosen(2, [line(1.0) | {"completion": "now"}])
+    assert "after step 0 [reward 0.00, 5 tokens]: the very first" in stream.getvalue()
+    assert "reward/mean 0.250 ▁█ 0.500" in stream.getvalue()
+
+
+def test_a_sparkline_goes_from_the_lowest_to_the_highest():
+    assert sparkline([0.0, 1.0, 0.5]) == "0.000 ▁█▅ 0.500"
+    assert sparkline([2.0, 2.0]) == "2.000 ▁▁ 2.000"
+    assert sparkline([math.nan]) == ""
+    assert len(sparkline(list(range(1000))).split()[1]) == 48
+
+
+def test_a_run_in_a_pipe_warns_once_and_shows_the_chosen_prompts(tmp_path, capsys):
+    def flat(samples):
+        return [1.0] * len(samples)
+
+    rlx.train(algo="grpo", reward=flat, steps=5, run={"dir": str(tmp_path), "sample_every": 2}, data={"eval": 0},
+              rollout={"max_completion": 4, "group_size": 2},
+              train={"batch_size": 2, "minibatches": 1, "update_epochs": 1})
+    shown = capsys.readouterr().out
+    assert shown.count("warning: the reward has no variance") == 1
+    assert shown.count("warning: most prompts are dead") == 1
+    assert shown.count("after step 4 [reward 1.00, ") == 3
+    assert "\x1b" not in shown
