@@ -12,36 +12,19 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import torch
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
-
 import rlx
 
 QUICK = Path(rlx.__file__).parent / "quickstart"
 PROMPT = "Rewrite this sentence as a business email.\n\nTell me what the seaside costs."
 
 
-def judged_by(folder: Path) -> Any:
-    """A reward that asks a reward model; the folder is a plain HF classifier with one label."""
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
-
-    def score(chat: list[dict[str, str]]) -> float:
-        text = tokenizer.apply_chat_template(chat, tokenize=False).rstrip()
-        with torch.no_grad():
-            return float(model(**tokenizer(text, add_special_tokens=False, return_tensors="pt")).logits)
-
-    def reward_model(samples: list) -> list[float]:
-        return [score([*s.messages, {"role": "assistant", "content": s.completion}]) for s in samples]
-
-    return reward_model
-
-
-def train(algo: str, steps: int, batch_size: int, held_out: int, optim: dict[str, Any], **settings: Any) -> rlx.Result:
+def train(algo: str, steps: int, batch_size: int, held_out: int, optim: dict[str, Any], passes: int = 1,
+          **settings: Any) -> rlx.Result:
     """One stage: what differs between the algorithms is their names and these numbers."""
     data = {"path": str(QUICK / "prompts.parquet"), "max_prompt": 96, "eval": held_out}
     return rlx.train(algo=algo, steps=steps, data=data, run={"eval_every": steps},
-                     train={"batch_size": batch_size, "optim": optim}, **settings)
+                     train={"batch_size": batch_size, "minibatches": passes, "update_epochs": passes, "optim": optim},
+                     **settings)
 
 
 def metrics_of(run: Path, name: str) -> list[float]:
@@ -53,16 +36,16 @@ def metrics_of(run: Path, name: str) -> list[float]:
 def main() -> None:
     """All stages, and what came of them."""
     slow, fast = {"lr": 5e-4}, {"lr": 1e-3}
-    sft = train("sft", 4, 32, 32, {"policy": slow}, model=str(QUICK / "rlx-tiny"))
+    sft = train("sft", 6, 32, 32, {"policy": slow}, model=str(QUICK / "rlx-tiny"))
     policy = str(sft.checkpoint / "actor")
-    judge = train("reward_model", 12, 32, 32, {"reward": fast}, model=policy)
+    judge = train("reward_model", 14, 32, 32, {"reward": fast}, model=policy)
     accuracy = metrics_of(judge.run, "eval/rewards/accuracy")[-1]
 
     folder = judge.checkpoint / "reward"
-    reward, rollout = judged_by(folder), {"max_completion": 48}
-    ppo = train("ppo", 10, 32, 16, {"policy": slow, "critic": fast}, reward=reward, rollout=rollout,
+    reward, rollout = f"hf:{folder}", {"max_completion": 48}
+    ppo = train("ppo", 10, 32, 16, {"policy": slow, "critic": fast}, 2, reward=reward, rollout=rollout,
                 model={"path": policy, "critic": {"init": str(folder)}})  # the critic starts as the reward model
-    grpo = train("grpo", 10, 8, 16, {"policy": slow}, reward=reward, rollout={**rollout, "group_size": 4},
+    grpo = train("grpo", 12, 16, 16, {"policy": slow}, reward=reward, rollout={**rollout, "group_size": 4},
                  model=policy)
 
     for stage in (sft, ppo, grpo):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -99,6 +100,7 @@ class Server:
             self.process.wait(1.0)  # its connections close a moment before it is gone
         except subprocess.TimeoutExpired:
             return None
+        self._end_children()
         last = self.log.read_text(errors="replace").strip().splitlines()[-15:]
         return f"its process ended with exit code {self.process.returncode}:\n" + "\n".join(last)
 
@@ -112,6 +114,13 @@ class Server:
                 self.process.wait(20)
             except subprocess.TimeoutExpired:
                 self.process.kill()
+        self._end_children()
+
+    def _end_children(self) -> None:
+        """A server that was killed leaves its engine behind, with the GPU's memory."""
+        if self.process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
 
 
 class VLLMServerRollout:
@@ -341,7 +350,7 @@ class VLLMServerRollout:
         visible = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": str(gpu)}
         with log.open("wb") as stream:
             process = subprocess.Popen(command, stdout=stream, stderr=stream, stdin=subprocess.DEVNULL,
-                                       env={**own, **visible, PARENT: str(os.getpid())})
+                                       start_new_session=True, env={**own, **visible, PARENT: str(os.getpid())})
         return Server(url, process, log)
 
 

@@ -26,7 +26,8 @@ def command(runs: Path, name: str, algo: str) -> list[str]:
             "--set", f"run.dir={runs}"]
 
 
-@pytest.mark.parametrize("algo", sorted(FLAGS))
+@pytest.mark.parametrize("algo", [
+    "ppo", *(pytest.param(algo, marks=pytest.mark.full) for algo in sorted(FLAGS) if algo != "ppo")])
 def test_killed_and_resumed_equals_uninterrupted(tmp_path, algo):
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(command(tmp_path, "killed", algo), stdout=subprocess.PIPE, text=True,

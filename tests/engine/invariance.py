@@ -60,8 +60,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-GATE = ("zero1-whole", "zero1-packed", "zero2-rows1", "zero2-offload-tokens", "zero3-offload-rows3", "lora-zero1-whole",
-        "lora-zero3-tokens")
+GATE = ("zero1-whole", "zero1-packed", "zero2-offload-tokens", "zero3-offload-rows3", "lora-zero1-whole")
 """Settings of the gate; the rest takes long."""
 EVERY_SETTING = ("ppo", "dpo", "sft")
 SOME_SETTINGS = {1: ("zero1-whole",), 2: ("zero3-offload-rows3",)}

@@ -14,7 +14,8 @@ SCRIPT = Path(__file__).with_name("kills.py")
 
 
 @pytest.mark.parametrize(("algo", "kills"), [
-    ("grpo", 2), *(pytest.param(algo, 20, marks=pytest.mark.full) for algo in ("ppo", "grpo", "dpo", "sft"))])
+    pytest.param(algo, kills, marks=pytest.mark.full)
+    for algo, kills in (("grpo", 2), ("ppo", 20), ("grpo", 20), ("dpo", 20), ("sft", 20))])
 def test_runs_killed_at_random_moments_equal_an_unbroken_one(tmp_path, algo, kills):
     done = subprocess.run([sys.executable, str(SCRIPT), str(tmp_path), algo, str(kills), "1"], capture_output=True,
                           text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"})

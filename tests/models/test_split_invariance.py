@@ -114,7 +114,8 @@ def test_any_split_in_any_order_has_it_too(data, context, order, cuts):
 
 
 @pytest.mark.parametrize("exact", [True, False])
-@pytest.mark.parametrize("algorithm", [PPO(PPOConfig()), DPO(DPOConfig())], ids=["ppo", "dpo"])
+@pytest.mark.parametrize("algorithm", [PPO(PPOConfig(importance={"max_logprob_diff": 100})), DPO(DPOConfig())],
+                         ids=["ppo", "dpo"])
 def test_what_is_prepared_does_not_depend_on_the_budget(data, context, algorithm, exact):
     found = []
     for budget in (10_000, *BUDGETS):

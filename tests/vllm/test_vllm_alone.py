@@ -44,7 +44,7 @@ def make():
 
 @pytest.mark.parametrize(("kind", "options", "message"), [
     ("qwen3_moe", {"num_experts": 4, "moe_intermediate_size": 64, "head_dim": 32}, "the old experts of Qwen3Moe"),
-    ("olmo2", {}, "vllm has no Olmo2ForCausalLM of its own"),
+    pytest.param("olmo2", {}, "vllm has no Olmo2ForCausalLM of its own", marks=pytest.mark.full),
 ])
 def test_models_whose_samples_could_not_be_trusted_are_refused(make, kind, options, message):
     policy, backend = make(kind, **options)
@@ -68,7 +68,7 @@ def test_starting_and_closing_are_silent_and_change_nothing_of_the_trainer_s(mak
     assert capfd.readouterr().out == ""
 
 
-@pytest.mark.parametrize("backend", ["vllm", "vllm, lora", "hf"])
+@pytest.mark.parametrize("backend", ["vllm", "vllm, lora", pytest.param("hf", marks=pytest.mark.full)])
 def test_a_run_trains_on_samples_of_its_current_policy(tmp_path, monkeypatch, backend):
     """Twice in one process: closing the engine leaves what the trainer shares with it."""
     differences, prepare = [], PPO.prepare
@@ -91,6 +91,7 @@ def test_a_run_trains_on_samples_of_its_current_policy(tmp_path, monkeypatch, ba
     assert max(d.abs().max() for d in differences) < 1e-4
 
 
+@pytest.mark.full
 def test_each_rank_has_an_engine_of_its_own(tmp_path):
     """Two ranks sample and train what one does."""
     lines = []

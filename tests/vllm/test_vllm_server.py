@@ -129,6 +129,7 @@ def test_what_it_cannot_do_is_refused(pair):
         VLLMServerRollout(VLLMServerOptions(port=int(pair.backend._servers[0].url.rpartition(":")[2])), pair.context)
 
 
+@pytest.mark.full
 def test_a_dead_server_is_named_in_seconds_and_a_restarted_one_gets_the_weights_first(pair, capfd):
     """Last in this file: the server of the others is killed while it samples, and comes back."""
     pair.sync()
@@ -140,6 +141,8 @@ def test_a_dead_server_is_named_in_seconds_and_a_restarted_one_gets_the_weights_
     with pytest.raises(TrainingError, match=rf"no server is left: {server.url} its process ended with exit code -9"):
         list(running)
     assert time.monotonic() - began < 20
+    with pytest.raises(ProcessLookupError):
+        os.killpg(server.process.pid, 0)
     again = pair.backend._started(server.url, None)
     server.process, server.log = again.process, again.log
     pair.step(0.05)
@@ -160,4 +163,4 @@ def test_closing_ends_the_server(pair):
     pair.backend.close()
     assert process.poll() is not None
     with pytest.raises(ProcessLookupError):
-        os.kill(process.pid, 0)
+        os.killpg(process.pid, 0)  # its engine is gone with it
