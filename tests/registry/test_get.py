@@ -59,7 +59,7 @@ def test_a_missing_package_gives_the_install_line(monkeypatch):
     with pytest.raises(PluginError, match=r"tracker 'wandb' needs the package 'wandb', which is not installed: "
                                           r"pip install 'rlx\[wandb\]'"):
         registry.get("tracker", "wandb")
-    assert [e.missing() for e in registry.entries("tracker")] == [{"wandb": "rlx[wandb]"}]
+    assert {e.name: e.missing() for e in registry.entries("tracker")}["wandb"] == {"wandb": "rlx[wandb]"}
 
 
 def entry(**parts):
