@@ -3,6 +3,9 @@
 import io
 import json
 import math
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -128,3 +131,13 @@ def test_the_command(tmp_path, monkeypatch):
     report = json.loads(CliRunner().invoke(app, [*arguments, "--json", "--kind", "rollouts"]).stdout)
     assert (report["rows"], report["kind"], report["row"]) == (2, "rollouts", "row 1")
     assert CliRunner().invoke(app, [*arguments, "--kind", "x"]).exit_code == 2
+
+
+def test_any_text_can_be_printed_under_a_plain_locale():
+    """D27: whatever the file holds, and whatever the terminal says of itself."""
+    plain = {"LANG": "C", "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run([sys.executable, "-m", "rlx", "data", str(DATA / "D27_unicode.jsonl")],
+                          capture_output=True, check=False, env={**os.environ, **plain})
+    assert done.returncode == 0, done.stderr
+    assert b"9 rows, 9 usable" in done.stdout
+    assert done.stderr == b""
