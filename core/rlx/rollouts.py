@@ -6,7 +6,7 @@ import math
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha1
 from typing import Any
 
@@ -97,7 +97,7 @@ class RolloutSource:
         try:
             collected = self._collect(phase)
             if collected and self._show_every and self._version % self._show_every == 0:
-                collected.chosen.extend(self._show_chosen(phase))
+                return replace(collected, chosen=self._show_chosen(phase))
             return collected
         finally:
             self._backend.release()

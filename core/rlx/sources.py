@@ -38,13 +38,13 @@ class Collected:
         data: of the batch.
         metrics: of what was sampled.
         samples: rows for the table of samples.
-        chosen: the same of the chosen prompts, where the step shows them.
+        chosen: the same of the chosen prompts, where the step shows them; of this rank, which may have none.
     """
 
     data: Rollouts | Pairs | Labelled | Demonstrations
     metrics: dict[str, float] = field(default_factory=dict)
     samples: list[dict[str, Any]] = field(default_factory=list)
-    chosen: list[dict[str, Any]] = field(default_factory=list)
+    chosen: list[dict[str, Any]] | None = None
 
 
 class Source(Protocol):

@@ -114,7 +114,7 @@ class Trainer:
         found.add({**batch.metrics, "update/tokens": Mean(self._trained_tokens(whole), 1)})
         with phase("update"):
             self._count_skipped(self._update(whole, found))
-        if collected.chosen:
+        if collected.chosen is not None:
             self.recorder.chosen(self.step, collected.chosen)
         self.step += 1
         with phase("sync"):

@@ -37,11 +37,11 @@ def test_data_deleted_in_mid_run_is_still_there_for_the_run(train, tmp_path, end
     settings = {"reward": reward, "rollout": {"max_completion": 4, "group_size": 2},
                 "data": {"path": str(data), "cache": str(cache)},
                 "train": {"steps": 4, "batch_size": 4, "optim": {"policy": {"lr": 3e-4}}}}
-    result = train("grpo", **settings, run={"name": "orphan", "save_every": 2})
+    result = train("grpo", **settings, run={"name": "orphan", "save_every": 2, "sample_every": None})
     assert [line["step"] for line in metrics_of(result.run)] == [1, 2, 3, 4]
     assert sorted(seen) == sorted([*range(16), *range(16)])
     with pytest.raises(DataError, match=rf"rows.{ending}"):
-        train("grpo", **settings, run={"name": "orphan", "resume": "auto"})
+        train("grpo", **settings, run={"name": "orphan", "resume": "auto", "sample_every": None})
 
 
 def test_a_read_only_folder_is_found_before_the_start(train, small_disk):

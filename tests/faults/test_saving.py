@@ -70,7 +70,8 @@ def test_with_failed_save_continue_a_run_outlives_a_full_disk(train, small_disk)
         return [float(len(sample.completion)) for sample in samples]
 
     result = train("grpo", reward=reward, rollout={"max_completion": 4, "group_size": 2}, train=SFT["train"],
-                   data={"eval": 0}, run={"save_every": 1, "failed_save": "continue", "dir": str(disk), "name": "on"})
+                   data={"eval": 0}, run={"save_every": 1, "sample_every": None, "failed_save": "continue", "dir": str(disk),
+                        "name": "on"})
 
     assert numbers(result.run) == [1, 4]
     assert [line["step"] for line in metrics_of(result.run)] == [1, 2, 3, 4]
@@ -80,7 +81,7 @@ def test_with_failed_save_continue_a_run_outlives_a_full_disk(train, small_disk)
     signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.full)])
 def test_a_signal_ends_the_run_after_its_step_with_a_checkpoint(train, number):
     settings = {"rollout": {"max_completion": 4, "group_size": 2}, "train": SFT["train"], "data": {"eval": 0}}
-    calls = []
+    calls, run = [], {"save_every": 50, "sample_every": None}
 
     def reward(samples: Sequence[Sample]) -> list[float]:
         calls.append(len(samples))
@@ -90,11 +91,11 @@ def test_a_signal_ends_the_run_after_its_step_with_a_checkpoint(train, number):
 
     before = signal.getsignal(number)
     with pytest.raises(RunStopped, match=f"by {number.name} after step 2 of 4, saved as .*global_step_2") as ended:
-        train("grpo", reward=reward, **settings, run={"name": "ended", "save_every": 50})
+        train("grpo", reward=reward, **settings, run={"name": "ended", **run})
     assert ended.value.code == 128 + number
     assert signal.getsignal(number) == before
-    resumed = train("grpo", reward=reward, **settings, run={"name": "ended", "resume": "auto", "save_every": 50})
-    same(resumed.checkpoint, train("grpo", reward=reward, **settings, run={"save_every": 50}).checkpoint)
+    resumed = train("grpo", reward=reward, **settings, run={"name": "ended", "resume": "auto", **run})
+    same(resumed.checkpoint, train("grpo", reward=reward, **settings, run=run).checkpoint)
 
 
 def test_the_best_checkpoint_stays_beside_the_newest(train):
