@@ -70,8 +70,8 @@ def test_with_failed_save_continue_a_run_outlives_a_full_disk(train, small_disk)
         return [float(len(sample.completion)) for sample in samples]
 
     result = train("grpo", reward=reward, rollout={"max_completion": 4, "group_size": 2}, train=SFT["train"],
-                   data={"eval": 0}, run={"save_every": 1, "sample_every": None, "failed_save": "continue", "dir": str(disk),
-                        "name": "on"})
+                   data={"eval": 0}, run={"save_every": 1, "sample_every": None, "failed_save": "continue",
+                                          "dir": str(disk), "name": "on"})
 
     assert numbers(result.run) == [1, 4]
     assert [line["step"] for line in metrics_of(result.run)] == [1, 2, 3, 4]
