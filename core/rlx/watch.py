@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from rlx.launch import report
+from rlx.launch import STARTED, report
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 MOMENT = 3.0
@@ -46,7 +46,8 @@ class StopSignals(contextlib.AbstractContextManager["StopSignals"]):
     def _ask(self, number: int, frame: FrameType | None) -> None:
         self.asked = signal.Signals(number)
         self.__exit__()
-        if self._speaks:  # not by way of the screen, which may be in the middle of a line
+        # Not by way of the screen, which may be in the middle of a line; nor before the error of a rank that died.
+        if self._speaks and STARTED not in os.environ:
             os.write(2, f"\n{self.asked.name}: this step is finished and saved, then the run ends; once more ends it "
                         "at once\n".encode())
 
