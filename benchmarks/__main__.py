@@ -139,6 +139,29 @@ def grpo(peer: Peer, steps: Steps = 5, batch: Annotated[int, typer.Option(help="
     _beside("grpo", peer, steps, batch, out)
 
 
+@app.command()
+def speed(algo: Annotated[str, typer.Argument(help="ppo, grpo, dpo or sft.")],
+          model: Annotated[str, typer.Option(help="HF folder, for its tokenizer; default: the bundled one.")] = "",
+          shape: Annotated[str, typer.Option(help="llama_6m, half_b or 7b_half.")] = "llama_6m",
+          peer: Annotated[str, typer.Option(help="trl, or nothing.")] = "trl",
+          batch: Annotated[int, typer.Option(help="Prompts, pairs or rows a step.")] = 32,
+          tokens: Annotated[int, typer.Option(help="New ones a completion, or of an answer.")] = 64,
+          group: Annotated[int, typer.Option(help="Completions a prompt.")] = 1,
+          rollout: Annotated[str, typer.Option(help="hf or vllm.")] = "hf",
+          micro: Annotated[int, typer.Option(help="Rows a pass of TRL's.")] = 16, steps: Steps = 3,
+          settings: Annotated[str, typer.Option(help="Of rlx's spec, as JSON by dotted name.")] = "{}",
+          out: Out = None) -> None:
+    """A step of rlx and one of TRL's on the same job: seconds, tokens, memory by phase."""
+    from benchmarks.peers import QUICK
+    from benchmarks.speed import Job, compare
+
+    job = Job(algo, shape, batch, tokens, group, steps, rollout, micro, json.loads(settings))
+    found = {**compare(job, model or str(QUICK / "rlx-tiny"), peer == "trl"), "versions": _versions()}
+    typer.echo(json.dumps(found, indent=1))
+    if out is not None:
+        out.write_text(json.dumps(found, indent=1), encoding="utf-8")
+
+
 def _beside(algo: str, peer: str, steps: int, batch: int, out: Path | None) -> None:
     from benchmarks.peers import compare
 
