@@ -6,6 +6,7 @@ is installed. The comparison is kept in the run's folder: ``python docs/pictures
 
 from __future__ import annotations
 
+import contextlib
 import html
 import io
 import json
@@ -76,7 +77,8 @@ def page(run: Path) -> None:
     if browser is None:
         print("no Chromium here: docs/report.png stays as it is")
         return
-    write_report([run], run / "report.html")
+    with contextlib.chdir(run.parent):
+        write_report([Path(run.name)], Path(run.name) / "report.html")
     with tempfile.TemporaryDirectory() as home:
         subprocess.run([browser, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
                         f"--user-data-dir={home}", "--virtual-time-budget=8000", "--window-size=1240,2000",
