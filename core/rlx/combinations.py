@@ -58,6 +58,9 @@ def conflicts(plan: Plan, registry: Registry) -> Iterator[str]:
     if needs.data == "rollouts" and plan.group_size < needs.min_group:
         yield (f"rollout.group_size = {plan.group_size}: {name} compares completions of one prompt and needs at least "
                f"{needs.min_group}")
+    yield from (f"rewards[{i}].max_failed can have no effect: its on_error = stop ends the run at the first failure"
+                for i, r in enumerate(spec.rewards)
+                if r.on_error == "stop" and r.max_failed != type(r).model_fields["max_failed"].default)
     if spec.combine == "normalized" and plan.rewards and plan.group_size < 2:
         yield (f"combine = normalized compares completions of one prompt: rollout.group_size = {plan.group_size} must "
                "be 2 or more")

@@ -100,6 +100,8 @@ class RewardSpec(Section):
     """Its share in the sum."""
     on_error: Literal["stop", "skip"] | float = "stop"
     """A sample it fails on stops the run, counts as not judged, or gets this value."""
+    max_failed: float = Field(0.5, ge=0, le=1)
+    """Share of its last 100 samples that it may fail on, under on_error skip or a value; beyond it the run ends."""
     timeout: float = Field(600.0, gt=0)
     """Seconds that one call may take. In rlx's own process a plain function that takes longer ends the run; an async or
     an isolated one has failed on the samples of the call."""
