@@ -20,6 +20,7 @@ from rlx.memory import GIB, Estimate, Role, checkpoint_bytes, estimate, lora_wei
 from rlx.models import pick_device, pick_dtype
 from rlx.plan import Plan
 from rlx.spec import RunSpec
+from rlx.text import did_you_mean, listing
 
 
 def roles_of(plan: Plan) -> list[Role] | None:
@@ -109,14 +110,18 @@ def folder_problem(plan: Plan) -> str | None:
     return f"the run folder cannot be made in '{place}', which is {why}: set run.dir to a folder that can be written"
 
 
-def problems(plan: Plan) -> list[str]:
+def problems(plan: Plan, inputs: Inputs) -> list[str]:
     """All that will fail later for want of a folder, space or credentials."""
     folder = folder_problem(plan)
-    return [*filter(None, (folder, None if folder else disk_problem(plan))), *tracker_problems(plan)]
+    return [*filter(None, (folder, None if folder else disk_problem(plan))), *start_problems(plan, inputs)]
 
 
-def tracker_problems(plan: Plan) -> Iterator[str]:
-    """What trackers say will fail when they start."""
+def start_problems(plan: Plan, inputs: Inputs) -> Iterator[str]:
+    """What trackers say will fail when they start; and a column to split evaluations by that is not there."""
+    name, held_out = plan.spec.data.source, inputs.held_out
+    if name and held_out and name not in held_out.rows.columns:
+        yield (f"data.source: '{held_out.rows.file}' has no column '{name}', it has "
+               f"{listing(held_out.rows.columns, 20)}.{did_you_mean(name, held_out.rows.columns)}")
     for tracker in plan.trackers:
         problem = tracker.entry.call("preflight", tracker.options)
         if problem:
