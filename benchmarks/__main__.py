@@ -1,5 +1,7 @@
 """Speed: ``python -m benchmarks ppo`` is a fixed PPO job by phase, ``engine`` runs algorithms by ZeRO stage.
 
+``memory`` sets the estimate of `rlx check` beside the measured peak.
+
 ``dpo --peer trl`` and ``grpo --peer trl`` set rlx beside TRL on one job.
 ``rewards`` measures listing plugins, rules and services.
 """
@@ -73,6 +75,30 @@ def engine(model: Annotated[str, typer.Option(help="HF folder; of a large job it
         found.append(job)
         if out is not None:
             out.write_text(json.dumps({"versions": _versions(), "jobs": found}, indent=1), encoding="utf-8")
+
+
+@app.command()
+def memory(model: Annotated[str, typer.Option(help="HF folder; of the 0.5B shape its tokenizer alone.")],
+           half_b: Annotated[bool, typer.Option(help="Also random weights of Qwen2.5-0.5B's shape.")] = True,
+           jobs: Annotated[str, typer.Option(help="Names, with commas; default: all.")] = "",
+           steps: Annotated[int, typer.Option(help="Steps of each.")] = 2,
+           batch: Annotated[int, typer.Option(help="Rows a step.")] = 32,
+           words: Annotated[int, typer.Option(help="Words of an answer.")] = 800,
+           micro_tokens: Annotated[int, typer.Option(help="Tokens of a pass.")] = 16384,
+           at_once: Annotated[int, typer.Option(help="Processes side by side.")] = 1,
+           out: Annotated[Path | None, typer.Option("--json", help="Also write them to this file.")] = None) -> None:
+    """The memory estimate beside the measured peak, by algorithm, precision and recomputation."""
+    from benchmarks.memory import JOBS, measure
+    from benchmarks.rollouts import write_half_b
+
+    found = []
+    with tempfile.TemporaryDirectory() as folder:
+        models = {"given": model, **({"0.5B": write_half_b(Path(folder), model)} if half_b else {})}
+        for one in measure(models, jobs.split(",") if jobs else list(JOBS), steps, batch, words, micro_tokens, at_once):
+            typer.echo(json.dumps(one))
+            found.append(one)
+            if out is not None:
+                out.write_text(json.dumps({"versions": _versions(), "jobs": found}, indent=1), encoding="utf-8")
 
 
 @app.command()
