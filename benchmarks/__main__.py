@@ -3,7 +3,7 @@
 ``memory`` sets the estimate of `rlx check` beside the measured peak.
 
 ``dpo --peer trl`` and ``grpo --peer trl`` set rlx beside TRL on one job.
-``rewards`` measures listing plugins, rules and services.
+``rewards`` measures listing plugins, rules and services, ``data`` the preparation of files.
 """
 
 from __future__ import annotations
@@ -217,6 +217,20 @@ def rewards(out: Annotated[Path | None, typer.Option("--json", help="Also write 
         typer.echo(json.dumps({work.__name__: found[work.__name__]}))
     if out is not None:
         out.write_text(json.dumps({"versions": _versions(), **found}, indent=1), encoding="utf-8")
+
+
+@app.command()
+def data(rows: Annotated[int, typer.Option(help="Rows of each layout.")] = 32_000, out: Out = None) -> None:
+    """Prompts, pairs, demonstrations and chats of about 360 words: from a jsonl file to token ids on disk."""
+    from benchmarks.data import measure
+
+    found = []
+    for one in measure(rows):
+        found.append(one)
+        typer.echo(json.dumps(one))
+    if out is not None:
+        figures = {"machine": {"cpu": platform.machine(), "cores": os.cpu_count()}, "versions": _versions()}
+        out.write_text(json.dumps({**figures, "layouts": found}, indent=1), encoding="utf-8")
 
 
 def _peak(lines: list[dict[str, float]]) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -27,10 +28,13 @@ def sample(checkpoint: Annotated[str, typer.Argument(help="A run, a checkpoint, 
            top_p: TopP = 1.0, top_k: TopK = None, seed: Seed = 0, json: Json = False) -> None:
     """Sample completions from a checkpoint or any HF model."""
     with errors():
+        from rlx.data.cache import unseen
         from rlx.sample import sample_model
+        from rlx.view import View
 
         found = sample_model(checkpoint, prompts, n=n, limit=limit, max_completion=max_completion,
-                             temperature=temperature, top_p=top_p, top_k=top_k, seed=seed)
+                             temperature=temperature, top_p=top_p, top_k=top_k, seed=seed,
+                             progress=unseen if json else View(sys.stderr).progress)
         if json:
             print_json(found)
             return
@@ -46,16 +50,18 @@ def compare(base: Annotated[str, typer.Argument(help="A run, a checkpoint, or an
     with errors():
         from rich.console import Console
 
+        from rlx.data.cache import unseen
         from rlx.layers import named_weight
         from rlx.looks.compare import compare as compare_models
         from rlx.looks.page import need, write_page
         from rlx.looks.show import print_comparison, sentences
+        from rlx.view import View
 
         if html:
             need("jinja2")
         found = compare_models(base, tuned, prompts, rewards=[named_weight(text) for text in reward or ()], n=n,
                                limit=limit, max_completion=max_completion, temperature=temperature, top_p=top_p,
-                               top_k=top_k, seed=seed)
+                               top_k=top_k, seed=seed, progress=unseen if json else View(sys.stderr).progress)
         if html:
             write_page("compare.html.j2", html, sentences=list(sentences(found)), **found)
         print_json(found) if json else print_comparison(found, Console(highlight=False))
