@@ -49,7 +49,8 @@ def check_plan(plan: Plan, progress: Progress = unseen, ranks: int = 1) -> dict[
         "tokens": _round_trip(inputs),
         "machine": _machine(),
     }
-    problems = [*_machine_problems(plan, ranks), *preflight.problems(plan)]
+    problems = [*_machine_problems(plan, ranks), *preflight.problems(plan),
+                *preflight.vocabulary_problems(plan, inputs)]
     found = preflight.estimate_memory(plan, inputs, ranks)
     report["memory"] = preflight.memory_text(found, plan, ranks)[0] if found else "the model's files do not tell"
     if problems:

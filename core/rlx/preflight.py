@@ -121,3 +121,17 @@ def tracker_problems(plan: Plan) -> Iterator[str]:
         problem = tracker.entry.call("preflight", tracker.options)
         if problem:
             yield f"tracker '{tracker.name}': {problem}"
+
+
+def vocabulary_problems(plan: Plan, inputs: Inputs) -> Iterator[str]:
+    """Token ids in the data for which the model has no embedding, which it would call an index out of range."""
+    path, table = plan.spec.model.path, inputs.train.table
+    shape = shape_of(Path(path).expanduser())
+    if shape is None or len(inputs.tokenizer.hf) <= shape.vocabulary:
+        return
+    top = max(pc.max(pc.list_flatten(table.column(name))).as_py() for name in table.column_names
+              if name in ("prompt", "completion", "chosen", "rejected"))
+    if top >= shape.vocabulary:
+        yield (f"the tokenizer of '{path}' gives token ids up to {top:,} for this data, and the model has embeddings "
+               f"for {shape.vocabulary:,} only: they do not belong together. Put the model's own tokenizer files there, "
+               f"or give the model more embeddings (resize_token_embeddings({len(inputs.tokenizer.hf)}) of transformers)")

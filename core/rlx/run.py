@@ -101,9 +101,9 @@ def run(plan: Plan, view: View) -> Result:
 
 def _preflight(plan: Plan, inputs: Any, ranks: int, view: View) -> None:
     """What would fail later, before a model is loaded; what only may is said."""
-    from rlx.preflight import disk_problem, estimate_memory, memory_text, tracker_problems
+    from rlx.preflight import disk_problem, estimate_memory, memory_text, tracker_problems, vocabulary_problems
 
-    problems = list(tracker_problems(plan))
+    problems = [*tracker_problems(plan), *vocabulary_problems(plan, inputs)]
     if problems:
         raise SpecError(problems)
     found = estimate_memory(plan, inputs, ranks)
