@@ -133,5 +133,5 @@ def vocabulary_problems(plan: Plan, inputs: Inputs) -> Iterator[str]:
               if name in ("prompt", "completion", "chosen", "rejected"))
     if top >= shape.vocabulary:
         yield (f"the tokenizer of '{path}' gives token ids up to {top:,} for this data, and the model has embeddings "
-               f"for {shape.vocabulary:,} only: they do not belong together. Put the model's own tokenizer files there, "
-               f"or give the model more embeddings (resize_token_embeddings({len(inputs.tokenizer.hf)}) of transformers)")
+               f"for {shape.vocabulary:,} only: they do not belong together. Put the model's own tokenizer files "
+               f"there, or resize_token_embeddings({len(inputs.tokenizer.hf)}) of the model with transformers")
