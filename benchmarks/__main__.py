@@ -46,7 +46,7 @@ def ppo(steps: Annotated[int, typer.Option(help="Steps measured, after one of wa
     measured = [line for line in lines if "time/step" in line][1:]
     middle = {key: statistics.median(line[key] for line in measured)
               for key in measured[0] if key.startswith(("time/", "speed/"))}
-    phases = [key for key in middle if key.startswith("time/") and key != "time/step"]
+    phases = [key for key in middle if key.startswith("time/") and key.count("/") == 1 and key != "time/step"]
     outside = statistics.median(1 - sum(line[key] for key in phases) / line["time/step"] for line in measured)
     figures = {"job": JOB, "machine": {"cpu": platform.machine(), "cores": os.cpu_count()}, "versions": _versions(),
                "median": middle, "outside_phases": outside, "memory_peak_gb": _peak(lines)}

@@ -30,12 +30,13 @@ from rlx.models import (
     without_adapter,
 )
 from rlx.plan import Plan
-from rlx.ranks import Ranks
+from rlx.ranks import Ranks, seed_everything
+from rlx.recorder import Recorder
 from rlx.reference import cached_reference
 from rlx.rewards import RewardPanel
 from rlx.rollouts import RolloutSource
 from rlx.sources import Cursor, OfflineSource, Source
-from rlx.trainer import Recorder, Trainer, seed_everything
+from rlx.trainer import Trainer
 from rlx_sdk import Algorithm, InputError, Role, RolloutContext, Sampling
 
 FUSED_FROM = 2e15

@@ -24,8 +24,8 @@ from typing import Any
 from rlx.spec import EngineSpec
 
 GIB = 2**30
-LOGITS = 1 << 24
-"""Logits in a chunk (`rlx.models.logprobs`); in float32, it and what is made of it are there five times."""
+LOGITS = 1 << 27
+"""Logits in a chunk on a GPU (`rlx.models.logprobs`); in float32, it and what is made of it are there five times."""
 BUCKET = 500_000_000
 """Gradients that are reduced at once, at most; `rlx.engine` makes the bucket smaller for smaller models."""
 LIVE = 1_000_000_000

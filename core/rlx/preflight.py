@@ -128,7 +128,8 @@ def problems(plan: Plan, inputs: Inputs) -> list[str]:
 
 
 def start_problems(plan: Plan, inputs: Inputs) -> Iterator[str]:
-    """What trackers say will fail when they start; and a column to split evaluations by that is not there."""
+    """What trackers say will fail when they start; token ids and columns that are not there."""
+    yield from vocabulary_problems(plan, inputs)
     name, held_out = plan.spec.data.source, inputs.held_out
     if name and held_out and name not in held_out.rows.columns:
         yield (f"data.source: '{held_out.rows.file}' has no column '{name}', it has "
@@ -137,3 +138,17 @@ def start_problems(plan: Plan, inputs: Inputs) -> Iterator[str]:
         problem = tracker.entry.call("preflight", tracker.options)
         if problem:
             yield f"tracker '{tracker.name}': {problem}"
+
+
+def vocabulary_problems(plan: Plan, inputs: Inputs) -> Iterator[str]:
+    """Token ids in the data for which the model has no embedding, which it would call an index out of range."""
+    path, table = plan.spec.model.path, inputs.train.table
+    shape = shape_of(Path(path).expanduser())
+    if shape is None or len(inputs.tokenizer.hf) <= shape.vocabulary:
+        return
+    top = max(pc.max(pc.list_flatten(table.column(name))).as_py() for name in table.column_names
+              if name in ("prompt", "completion", "chosen", "rejected"))
+    if top >= shape.vocabulary:
+        yield (f"the tokenizer of '{path}' gives token ids up to {top:,} for this data, and the model has embeddings "
+               f"for {shape.vocabulary:,} only: they do not belong together. Put the model's own tokenizer files "
+               f"there, or resize_token_embeddings({len(inputs.tokenizer.hf)}) of the model with transformers")

@@ -123,6 +123,18 @@ def run_spec(given: str) -> Tree | None:
     return read_spec_file(spec) if spec.is_file() else None
 
 
+def began_from(run: str) -> str:
+    """The model that a run trained.
+
+    Raises:
+        ModelError: it is no run.
+    """
+    spec = run_spec(run)
+    if spec is None:
+        raise ModelError(f"'{run}' is no run, so nothing says which model it began from: name two models")
+    return str(spec["model"]["path"])
+
+
 def find_model(checkpoint: str) -> str:
     """The HF folder that a run, a checkpoint or a model path means.
 

@@ -42,10 +42,12 @@ def sample(checkpoint: Annotated[str, typer.Argument(help="A run, a checkpoint, 
             typer.echo(f"> {one['prompt']}\n{one['completion']}\n")
 
 
-def compare(base: Annotated[str, typer.Argument(help="A run, a checkpoint, or an HF model.")],
-            tuned: Annotated[str, typer.Argument(help="Another.")], prompts: Prompts, reward: RewardFlag = None,
-            n: Several = 1, limit: Limit = 32, max_completion: MaxCompletion = 256, temperature: Temperature = 1.0,
-            top_p: TopP = 1.0, top_k: TopK = None, seed: Seed = 0, html: Html = None, json: Json = False) -> None:
+def compare(prompts: Prompts, base: Annotated[str, typer.Argument(help="A run, a checkpoint, or an HF model.")],
+            tuned: Annotated[str | None, typer.Argument(
+                help="Another; without it the first is a run, compared with the model that it began from.")] = None,
+            reward: RewardFlag = None, n: Several = 1, limit: Limit = 32, max_completion: MaxCompletion = 256,
+            temperature: Temperature = 1.0, top_p: TopP = 1.0, top_k: TopK = None, seed: Seed = 0, html: Html = None,
+            json: Json = False) -> None:
     """Compare two models on the same prompts, seeds and sampling. Rewards: --reward, or the run's own."""
     with errors():
         from rich.console import Console
@@ -55,8 +57,11 @@ def compare(base: Annotated[str, typer.Argument(help="A run, a checkpoint, or an
         from rlx.looks.compare import compare as compare_models
         from rlx.looks.page import need, write_page
         from rlx.looks.show import print_comparison, sentences
+        from rlx.sample import began_from
         from rlx.view import View
 
+        if tuned is None:
+            base, tuned = began_from(base), base
         if html:
             need("jinja2")
         found = compare_models(base, tuned, prompts, rewards=[named_weight(text) for text in reward or ()], n=n,
