@@ -56,8 +56,21 @@ class Silent:
     def evaluated(self, step: int, metrics: Any, samples: Any) -> None:
         """Nothing is evaluated."""
 
+    def skipped(self, step: int, role: Any, rows: Any) -> None:
+        """An update was skipped."""
+
+    def chosen(self, step: int, samples: Any) -> None:
+        """Nothing is shown."""
+
     def save(self, trainer: Any) -> None:
         """Nothing is saved."""
+
+    def stop_asked(self) -> bool:
+        """Never."""
+        return False
+
+    def phase(self, name: str) -> None:
+        """A phase begins."""
 
     def note(self, text: str) -> None:
         """Nothing is shown."""

@@ -80,6 +80,8 @@ def conflicts(plan: Plan, registry: Registry) -> Iterator[str]:
                f"checkpoints are written every {save} (run.save_every): make that a multiple of run.eval_every")
     if spec.engine.offload == "all" and spec.engine.zero_stage < 3:
         yield "engine.offload = all moves weights that are split over the ranks: set engine.zero_stage = 3 with it"
+    if spec.engine.compile and spec.engine.zero_stage == 3:
+        yield "engine.compile fuses what engine.zero_stage = 3 gathers and drops layer by layer: use stage 1 or 2"
     if spec.train.steps is None and spec.train.epochs is None:
         yield "no length: give --steps N, or train.epochs"
     if spec.train.steps is not None and spec.train.epochs is not None:

@@ -136,39 +136,45 @@ class PolicyGradient(Algorithm[Rollouts]):
     def start(self, seqs: Sequences, ctx: Context) -> tuple[Sequences, Tensor, dict[str, Metric]]:
         """Old and reference logprobs, weights for an inexact sampler; the reward's KL part ``[B, T]``; metrics.
 
-        Raises:
-            TrainingError: the rollouts' own logprobs say that something else than the policy was sampled.
+        Where the batch makes one update, that update's own pass is the old policy's: it is not made twice.
         """
-        kl, rollout_logprobs = self.options.kl, seqs.per_token.get("rollout_logprobs")
-        metrics = dict[str, Metric]()
-        if rollout_logprobs is not None and ctx.exact_rollouts:
-            old_logprobs = rollout_logprobs
+        kl, known = self.options.kl, seqs.per_token
+        in_reward = kl.coef > 0 and kl.where == "reward"
+        if kl.coef:
+            seqs = seqs.with_(ref_logprobs=ctx.reference.logprobs(seqs))
+        if ctx.exact_rollouts and "rollout_logprobs" in known:
+            old_logprobs = known["rollout_logprobs"]
+        elif ctx.single_update and not in_reward:
+            return seqs, seqs.mask.float() * 0, {}
         else:
             old_logprobs = ctx.policy.logprobs(seqs)
-            if rollout_logprobs is not None:
-                weights, metrics = self._importance(old_logprobs, rollout_logprobs, seqs.mask)
-                seqs = seqs.with_(**weights)
         seqs = seqs.with_(old_logprobs=old_logprobs)
+        weights, metrics = self._beside(old_logprobs, seqs, ctx)
         penalty = old_logprobs.new_zeros(old_logprobs.shape)
-        if kl.coef:
-            ref_logprobs = ctx.reference.logprobs(seqs)
-            seqs = seqs.with_(ref_logprobs=ref_logprobs)
-            metrics |= self._kl_metrics(old_logprobs - ref_logprobs, seqs.mask)
-            if kl.where == "reward":
-                penalty = self.kl_coef * ops.kl_estimate(old_logprobs, ref_logprobs, kl.estimator) * seqs.mask
-        return seqs, penalty, metrics
+        if in_reward:
+            estimate = ops.kl_estimate(old_logprobs, seqs.per_token["ref_logprobs"], kl.estimator)
+            penalty = self.kl_coef * estimate * seqs.mask
+        return seqs.with_(**weights), penalty, metrics
+
+    def _beside(self, old_logprobs: Tensor, seqs: Sequences,
+                ctx: Context) -> tuple[dict[str, Tensor], dict[str, Metric]]:
+        """The policy of the batch beside its sampler and the reference: importance weights, metrics."""
+        known = seqs.per_token
+        weights: dict[str, Tensor] = {}
+        metrics: dict[str, Metric] = {}
+        if "rollout_logprobs" in known and not ctx.exact_rollouts:
+            weights, metrics = self._importance(old_logprobs, known["rollout_logprobs"], seqs.mask)
+        if "ref_logprobs" in known:
+            metrics |= self._kl_metrics(old_logprobs - known["ref_logprobs"], seqs.mask)
+        return weights, metrics
 
     def _importance(self, logprobs: Tensor, rollout_logprobs: Tensor,
                     mask: Tensor) -> tuple[dict[str, Tensor], dict[str, Metric]]:
         """Weights, and how far the sampler is from the policy: mean ``|Δ|`` and KL (k3) a token."""
         o, log_ratio, tokens = self.options.importance, logprobs - rollout_logprobs, mask.sum()
-        difference = ops.masked_sum(log_ratio.abs(), mask)
-        if difference > o.max_logprob_diff * tokens:
-            raise TrainingError(f"the logprobs of the sampled tokens differ by {difference / tokens:.2f} a token from "
-                                f"the policy's (algo.importance.max_logprob_diff = {o.max_logprob_diff}): the rollout "
-                                "backend samples another model, precision or temperature. Try --rollout hf.")
         kl = ops.masked_sum(ops.kl_estimate(rollout_logprobs, logprobs, "k3"), mask)
-        metrics: dict[str, Metric] = {"rollout/logprob_diff": Mean(difference, tokens), "rollout/kl": Mean(kl, tokens)}
+        metrics: dict[str, Metric] = {"rollout/logprob_diff": Mean(ops.masked_sum(log_ratio.abs(), mask), tokens),
+                                      "rollout/kl": Mean(kl, tokens)}
         if o.level is None:
             return {}, metrics
         weights, over = ops.importance_weights(logprobs, rollout_logprobs, mask, o.limit, o.level, o.beyond)
@@ -192,7 +198,10 @@ class PolicyGradient(Algorithm[Rollouts]):
         logprobs, entropy = ctx.policy.logprobs_and_entropy(seqs)
         old_logprobs = logprobs.detach() if ctx.single_update else known["old_logprobs"]
         clipped = self.token_loss(logprobs, old_logprobs, known["advantages"], mask)
-        loss = clipped.loss * known["importance"] if "importance" in known else clipped.loss
+        new = "old_logprobs" not in known  # they are this very pass's
+        beside = self._beside(old_logprobs, seqs, ctx) if new else ({}, {})
+        weights = beside[0].get("importance", known.get("importance"))
+        loss = clipped.loss if weights is None else clipped.loss * weights
         if o.entropy_coef:
             loss = loss - o.entropy_coef * entropy
         if o.kl.coef and o.kl.where == "loss":
@@ -203,11 +212,20 @@ class PolicyGradient(Algorithm[Rollouts]):
             "policy/dual_clip_fraction": Mean(ops.masked_sum(clipped.dual_clipped.float(), mask), tokens),
             "policy/ratio": Mean(ops.masked_sum(clipped.ratio, mask), tokens),
             "policy/entropy": Mean(ops.masked_sum(entropy, mask), tokens),
-        })
+            **beside[1],
+        }, {"old_logprobs": old_logprobs} if new else {})
 
     def after_step(self, metrics: Mapping[str, float]) -> None:
-        """The KL coefficient moves towards its target."""
-        kl = self.options.kl
+        """The KL coefficient moves towards its target.
+
+        Raises:
+            TrainingError: the rollouts' own logprobs say that something else than the policy was sampled.
+        """
+        kl, limit = self.options.kl, self.options.importance.max_logprob_diff
+        if metrics.get("rollout/logprob_diff", 0.0) > limit:
+            raise TrainingError(f"the logprobs of the sampled tokens differ by {metrics['rollout/logprob_diff']:.2f} a "
+                                f"token from the policy's (algo.importance.max_logprob_diff = {limit}): the rollout "
+                                "backend samples another model, precision or temperature. Try --rollout hf.")
         if kl.target is not None and kl.horizon is not None and "kl/mean" in metrics:
             self.kl_coef = ops.adapt_kl_coef(self.kl_coef, metrics["kl/mean"], kl.target, kl.horizon,
                                              metrics["completions"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import os
 import random
@@ -15,6 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlx_plugins.seeds import spread_seed
+from rlx_plugins.vllm_sampler import install
 from rlx_plugins.vllm_weights import keep_weights_summable, load, refusal
 from rlx_sdk import InputError, ModelError, Request
 
@@ -52,6 +55,7 @@ class Engine:
                 max_model_len=length, enforce_eager=eager or not self._gpu, logprobs_mode="processed_logprobs",
                 **_placement(), **(_gpu_memory(memory, size) if self._gpu else _cpu_memory()))
             self._model = self._llm.apply_model(lambda model: model)[0]
+            self._llm.collective_rpc(lambda worker: install(worker.model_runner))
         problem = refusal(self._model, config.architectures[0], self._gpu)
         if problem:
             self.close()
@@ -65,7 +69,7 @@ class Engine:
     def next_done(self) -> list[Any]:
         """Go on until some request is done; keeping the random generators apart takes as long as many a step."""
         done: list[Any] = []
-        with _untouched():
+        with _untouched(), _uncollected():
             while not done:
                 done = [output for output in self._llm.llm_engine.step() if output.finished]
         return done
@@ -147,10 +151,22 @@ def sampling_params(request: Request, stops: list[int]) -> Any:
             n=request.n if sampling.temperature else 1, seed=spread_seed(request.seed), logprobs=0,
             temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k or 0,
             max_tokens=sampling.max_tokens,
-            stop_token_ids=stops, ignore_eos=True, detokenize=False,
+            stop_token_ids=stops, ignore_eos=True, detokenize=False, flat_logprobs=True,
             output_kind=RequestOutputKind.FINAL_ONLY)
     except Exception as error:  # its own kind of error for a number out of range
         raise InputError(f"vllm: {error}") from error
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """No search for garbage: of the many small objects that a step makes, it would find none."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 @contextlib.contextmanager
@@ -164,8 +180,3 @@ def _untouched() -> Iterator[None]:
         random.setstate(states[0])
         np.random.set_state(states[1])
         torch.set_num_threads = threads  # vLLM makes it a no-op on a CPU
-
-
-def spread_seed(seed: int) -> int:
-    """Neighbouring seeds would share random numbers: for a request's completions vLLM counts on from its seed."""
-    return int(np.random.SeedSequence(seed).generate_state(1, np.uint64)[0] >> 2)

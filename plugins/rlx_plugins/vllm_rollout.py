@@ -107,10 +107,9 @@ class VLLMRollout:
                              f"model's {self._length}.")
 
     def _generation(self, output: Any) -> Generation:
-        tokens = list(output.token_ids)
-        logprobs = [entry[token].logprob for entry, token in zip(output.logprobs, tokens, strict=True)]
         assert self._version is not None
-        return Generation(tokens, logprobs, "stop" if output.finish_reason == "stop" else "length", self._version)
+        return Generation(list(output.token_ids), list(output.logprobs.logprobs),
+                          "stop" if output.finish_reason == "stop" else "length", self._version)
 
     def _start(self) -> Engine:
         try:

@@ -19,7 +19,8 @@ if importlib.util.find_spec("vllm") is None:
     pytest.skip("vllm is not installed (.ci/install-vllm installs it for the CPU)", allow_module_level=True)
 
 from rlx_plugins import vllm_engine
-from rlx_plugins.options import VLLMOptions
+from rlx_plugins.hf_rollout import HFRollout
+from rlx_plugins.options import HFOptions, VLLMOptions
 from rlx_plugins.vllm_rollout import VLLMRollout
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # vLLM's imports and kernels warn of much
@@ -192,6 +193,17 @@ def test_seeds_decide_the_completions(pair):
     assert not set(first) & set(second)
     alone = pair.generate(asked[1])[0]
     assert [tuple(g.tokens) for g in alone] == second
+
+
+def test_a_seed_means_the_same_to_hf(pair):
+    """In float32 token by token, whatever else is sampled beside it."""
+    context = RolloutContext(pair.policy, "no such folder", STOPS, 0, "cpu", "float32", 256)
+    hf = HFRollout(HFOptions(), context)
+    hf.sync(iter(()), 0)
+    asked = [Request(prompt, Sampling(0.7, 1.0, 24), 3, 50 + i) for i, prompt in enumerate(PROMPTS)]
+    expected = {i: [g.tokens for g in group] for i, group in hf.generate(asked)}
+    assert {i: [g.tokens for g in group] for i, group in pair.generate(*asked).items()} == expected
+    assert [g.tokens for g in pair.generate(asked[1])[0]] == expected[1]
 
 
 def test_every_stop_id_ends_a_completion_and_stays_in_it(pair):

@@ -72,6 +72,13 @@ class Prepared:
         """The number of usable rows; with weights, of a pass over them."""
         return int(self.table.num_rows)
 
+    @property
+    def mean_tokens(self) -> float:
+        """Of a row, all its parts together."""
+        parts = [column for column in self.table.columns if pa.types.is_list(column.type)
+                 and pa.types.is_integer(column.type.value_type)]
+        return sum(pc.sum(pc.list_value_length(part)).as_py() or 0 for part in parts) / len(self)
+
     def ids(self, index: int, column: str) -> list[int]:
         """Token ids of one part of a row."""
         ids: list[int] = self.table.column(column)[index].as_py()
