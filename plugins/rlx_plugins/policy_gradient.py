@@ -134,16 +134,15 @@ class PolicyGradient(Algorithm[Rollouts]):
         weights, metrics = self._beside(old_logprobs, seqs, ctx)
         penalty = old_logprobs.new_zeros(old_logprobs.shape)
         if in_reward:
-            estimate = ops.kl_estimate(old_logprobs, seqs.per_token["ref_logprobs"], kl.estimator)
-            penalty = self.kl_coef * estimate * seqs.mask
+            penalty = ops.kl_estimate(old_logprobs, seqs.per_token["ref_logprobs"], kl.estimator)
+        penalty = self.kl_coef * penalty * seqs.mask
         return seqs.with_(**weights), penalty, metrics
 
     def _beside(self, old_logprobs: Tensor, seqs: Sequences,
                 ctx: Context) -> tuple[dict[str, Tensor], dict[str, Metric]]:
         """The policy of the batch beside its sampler and the reference: importance weights, metrics."""
         known = seqs.per_token
-        weights: dict[str, Tensor] = {}
-        metrics: dict[str, Metric] = {}
+        weights, metrics = {}, {}  # type: dict[str, Tensor], dict[str, Metric]
         if "rollout_logprobs" in known and not ctx.exact_rollouts:
             weights, metrics = self._importance(old_logprobs, known["rollout_logprobs"], seqs.mask)
         if "ref_logprobs" in known:

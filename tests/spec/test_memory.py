@@ -55,7 +55,7 @@ def test_the_estimate_is_what_is_alive_in_a_small_run(tmp_path, monkeypatch, nam
     monkeypatch.syspath_prepend(Path(__file__).parents[2])
     from benchmarks.memory import compare, spec_of
 
-    monkeypatch.setattr("rlx.models.logprobs.CHUNK_ELEMENTS", 1 << 16)
+    monkeypatch.setattr("rlx.models.logprobs.CHUNK_ELEMENTS", {"cpu": 1 << 16})
     monkeypatch.setattr("rlx.memory.LOGITS", 1 << 16)
     spec = spec_of(name, tiny_model(tmp_path / "model"), tmp_path, 16, 6 if train is SHORT else 60, 0, 2)
     spec["train"] |= train

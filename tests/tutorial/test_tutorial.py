@@ -309,7 +309,7 @@ def little_memory(monkeypatch):
 def test_16_too_little_memory_names_what_to_change(tmp_path, little_memory, capfd):
     """For real: the operating system gives no more."""
     little_memory(0)
-    with pytest.raises(TrainingError, match="out of memory in .*Change, in this order: train.micro_tokens") as error:
+    with pytest.raises(TrainingError, match=r"out of memory in .*Change, in this order: train.micro_tokens") as error:
         rlx.train(algo="sft", steps=2, run={"dir": str(tmp_path)}, data={"eval": 0},
                   train={"batch_size": 64, "minibatches": 1, "update_epochs": 1})
     assert unlike(message("claim-16", "Change, in this order"), str(error.value)) == []
