@@ -181,8 +181,7 @@ class PolicyGradient(Algorithm[Rollouts]):
         clipped = self.token_loss(logprobs, old_logprobs, known["advantages"], mask)
         new = "old_logprobs" not in known  # they are this very pass's
         beside = self._beside(old_logprobs, seqs, ctx) if new else ({}, {})
-        weights = beside[0].get("importance", known.get("importance"))
-        loss = clipped.loss if weights is None else clipped.loss * weights
+        loss = clipped.loss * {**known, **beside[0]}.get("importance", 1.0)
         if o.entropy_coef:
             loss = loss - o.entropy_coef * entropy
         if o.kl.coef and o.kl.where == "loss":
