@@ -31,6 +31,7 @@ from rlx.plan import Plan, resolve
 from rlx.ranks import Ranks, start_distributed
 from rlx.registry import Registry
 from rlx.sources import Collected
+from rlx.trainer import Recorder
 from rlx_sdk import Demonstrations, Labelled, Pairs, Rollouts, Sequences
 
 QUICK = Path(rlx.__file__).parent / "quickstart"
@@ -140,8 +141,8 @@ class GivenSource:
     def close(self) -> None: ...
 
 
-class Notes:
-    """A recorder that keeps the metrics."""
+class Notes(Recorder):
+    """A recorder that keeps the metrics, and passes over all else."""
 
     def __init__(self) -> None:
         self.metrics: list[dict[str, float]] = []
@@ -151,17 +152,6 @@ class Notes:
 
     def evaluated(self, step: int, metrics: Any, samples: Any) -> None:
         self.step(step, metrics, samples)
-
-    def save(self, trainer: Any) -> None: ...
-
-    def note(self, text: str) -> None: ...
-
-    def skipped(self, step: int, role: Any, rows: Any) -> None: ...
-
-    def phase(self, name: str) -> None: ...
-
-    def stop_asked(self) -> bool:
-        return False
 
 
 def sgd(parameters: Any, optim: Any) -> torch.optim.Optimizer:
