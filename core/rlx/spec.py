@@ -212,6 +212,8 @@ class EngineSpec(Section):
     """What waits in the CPU's memory: masters and moments; with zero_stage 3 also the weights."""
     activation_checkpointing: bool = False
     """Compute activations a second time in the backward pass instead of keeping them."""
+    deterministic: bool = False
+    """Only kernels that give the same bits each time, where a GPU has others that are faster."""
 
     @field_validator("dtype", mode="before")
     @classmethod
