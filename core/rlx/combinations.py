@@ -55,6 +55,9 @@ def conflicts(plan: Plan, registry: Registry) -> Iterator[str]:
     spec, needs, name = plan.spec, plan.needs, plan.algorithm.name
     if spec.model.lora and find_spec("peft") is None:
         yield "model.lora needs the package 'peft', which is not installed: pip install 'rlx[peft]'"
+    if spec.engine.deterministic and plan.rollout and not plan.rollout.entry.plugin.deterministic:
+        yield (f"engine.deterministic: what the rollout backend '{plan.rollout.name}' samples depends on what it "
+               "computes side by side; use --rollout hf, or leave the setting out")
     if needs.rewards and not spec.rewards:
         rewards = listing((e.name for e in registry.entries("reward")), 12)
         yield f"{name} needs a reward: give --reward NAME (installed: {rewards})"

@@ -2,6 +2,10 @@
 
 import pytest
 
+from rlx.plan import resolve
+from rlx.registry import Registry
+from rlx_sdk import SpecError
+
 
 @pytest.mark.parametrize(("algo", "setting", "value", "said"), [
     ("dpo", "train__optim__critic__lr", 1e-4, "train.optim.critic.lr can have no effect: dpo trains no critic. Leave"),
@@ -173,3 +177,11 @@ def test_one_plugin_may_judge_twice_with_other_arguments(plan, settings, problem
     assert [r.name for r in found.rewards] == ["regex:a", "regex:b", "third"]
     assert problems(settings(rewards=[{"name": "regex:a", "options": {"pattern": "b"}}])) == [
         "rewards[0].options.pattern and 'regex:a' both set it; leave one out"]
+
+
+def test_a_backend_that_does_not_repeat_itself_is_no_part_of_a_deterministic_run(settings):
+    registry = Registry.discover()
+    resolve(registry, settings(engine__deterministic=True, rollout__name="hf"))
+    object.__setattr__(registry.get("rollout", "hf").plugin, "deterministic", False)
+    with pytest.raises(SpecError, match=r"engine.deterministic: what the rollout backend 'hf' samples depends on"):
+        resolve(registry, settings(engine__deterministic=True, rollout__name="hf"))
