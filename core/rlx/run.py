@@ -199,10 +199,8 @@ class _Recorder:
 
     def begin(self, saved: Mapping[str, Any]) -> contextlib.AbstractContextManager[None]:
         """Go on from what an earlier part of the run has shown; trackers follow until the end."""
-        from rlx.looks.samples import first_samples
-
         self.watch = Watch.of(self._folder.metrics())
-        self._view.resumed(self._folder.metrics(), first_samples(self._folder.samples, "chosen"))
+        self._view.resumed(self._folder)
         return self.trackers.follow(self._plan, self._folder.path, saved)
 
     def chosen(self, step: int, samples: list[dict[str, Any]]) -> None:
