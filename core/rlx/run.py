@@ -94,17 +94,15 @@ def run(plan: Plan, view: View) -> Result:
         if trainer.step < trainer.total_steps:
             raise _stopped(trainer, recorder, folder)
         assert recorder.checkpoint is not None
-        metrics = {**recorder.last, **recorder.last_eval}
-        return Result(folder.path, recorder.checkpoint, trainer.step,
-                      {name: value for name, value in metrics.items() if math.isfinite(value)})
+        return Result(folder.path, recorder.checkpoint, trainer.step, {
+            n: value for n, value in {**recorder.last, **recorder.last_eval}.items() if math.isfinite(value)})
 
 
 def _preflight(plan: Plan, inputs: Any, ranks: int, view: View) -> None:
     """What would fail later, before a model is loaded; what only may is said."""
     from rlx.preflight import disk_problem, estimate_memory, memory_text, start_problems
 
-    problems = list(start_problems(plan, inputs))
-    if problems:
+    if problems := list(start_problems(plan, inputs)):
         raise SpecError(problems)
     found = estimate_memory(plan, inputs, ranks)
     text, too_much = memory_text(found, plan, ranks) if found else ("", False)

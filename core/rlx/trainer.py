@@ -21,7 +21,7 @@ from rlx.metrics import Accumulator, Phases
 from rlx.ranks import Ranks
 from rlx.sources import Source
 from rlx.spec import RunSpec, TrainSpec
-from rlx_sdk import Algorithm, Batch, Max, Mean, Metric, Role, TrainingError
+from rlx_sdk import Algorithm, Batch, Mean, Role, TrainingError
 
 NO_UPDATE = ("no row had a trainable token and a reward, or the gradient was not finite, or the algorithm held it "
              "back; look at reward/judged, pairs and skipped/* in metrics.jsonl")
@@ -120,7 +120,7 @@ class Trainer:
         with phase("sync"):
             self._sync()
         with phase("record"):
-            found.add(_memory())
+            found.add(phase.memory())
             metrics = {**collected.metrics, **found.reduce()}
             self.algorithm.after_step(metrics)
         self.recorder.step(self.step, {**metrics, **phase.metrics(metrics)}, collected.samples)
@@ -230,7 +230,3 @@ def seed_everything(seed: int, step: int, rank: int) -> None:
 
 def _due(step: int, every: int | None) -> bool:
     return every is not None and step % every == 0
-
-
-def _memory() -> dict[str, Metric]:
-    return {"memory/peak_gb": Max(torch.cuda.max_memory_allocated() / 2**30)} if torch.cuda.is_available() else {}
