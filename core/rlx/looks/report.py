@@ -19,7 +19,7 @@ SHOWN = 200
 """Pairs of samples in the page at most."""
 BINS, COLUMNS = 24, 60
 """Of a distribution over time: bins of its values, and steps at most."""
-FIRST = ("reward/mean", "eval/reward/mean", "rewards/accuracy", "length/mean", "kl/mean", "loss/policy",
+FIRST = ("eval/reward/mean", "reward/mean", "eval/pass@1", "rewards/accuracy", "length/mean", "kl/mean", "loss/policy",
          "policy/entropy", "policy/clip_fraction", "grad_norm/policy", "speed/generated_tokens_per_s",
          "speed/trained_tokens_per_s", "memory/peak_gb")
 """Curves that are shown at once, as far as the runs have them; all others are behind a click."""
@@ -147,7 +147,7 @@ def _columns(lines: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
 def _ends(story: Story) -> list[tuple[str, str, str]]:
     """What matters most, at the start and at the end: means of the first and the last tenth of the steps."""
     found = []
-    for name in FIRST[:7]:
+    for name in FIRST[:8]:
         lines = story.held_out if name.startswith("eval/") else story.train
         values = [line[name] for line in lines if line.get(name) is not None]
         part = 1 if name.startswith("eval/") else max(1, len(values) // 10)
