@@ -103,8 +103,7 @@ def _preflight(plan: Plan, inputs: Any, ranks: int, view: View) -> None:
     """What would fail later, before a model is loaded; what only may is said."""
     from rlx.preflight import disk_problem, estimate_memory, memory_text, start_problems
 
-    problems = list(start_problems(plan, inputs))
-    if problems:
+    if problems := list(start_problems(plan, inputs)):
         raise SpecError(problems)
     found = estimate_memory(plan, inputs, ranks)
     text, too_much = memory_text(found, plan, ranks) if found else ("", False)
@@ -199,10 +198,8 @@ class _Recorder:
 
     def begin(self, saved: Mapping[str, Any]) -> contextlib.AbstractContextManager[None]:
         """Go on from what an earlier part of the run has shown; trackers follow until the end."""
-        from rlx.looks.samples import first_samples
-
         self.watch = Watch.of(self._folder.metrics())
-        self._view.resumed(self._folder.metrics(), first_samples(self._folder.samples, "chosen"))
+        self._view.resumed(self._folder)
         return self.trackers.follow(self._plan, self._folder.path, saved)
 
     def chosen(self, step: int, samples: list[dict[str, Any]]) -> None:
