@@ -133,6 +133,6 @@ def _form(line: str) -> str:
     line = re.sub(r"[^\s'(]*/(?=\S)", "", line)
     line = re.sub(r"\b[0-9a-f]{12}\b", "#", line)
     line = re.sub(r"-?\d[\d,.:]*", "#", line)
-    line = re.sub(r"# x #(, # x #)*", "# x #", line)
+    line = re.sub(r"# x #(,? # x #)*", "# x #", line)
     line = re.sub(r"[▁▂▃▄▅▆▇█]+", "▁", line)
     return " ".join(line.split())
