@@ -275,6 +275,8 @@ def test_messages_of_the_troubleshooting_page_are_in_the_code_and_their_tests_ex
             for piece in block.code.split("…"):
                 for part in re.split(r"'[\w\[\]]+'", " ".join(piece.split())):  # a name that was filled in
                     assert part.strip(" :'") in said, part
+    sections = page.read_text(encoding="utf-8").split("```text\n")[1:]
+    assert [said.split("\n")[0] for said in sections if not re.search(r"Test:\s+`tests/", said)] == []
     tests = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", page.read_text(encoding="utf-8"))
     assert len(tests) > 15
     for file, name in tests:
