@@ -18,6 +18,7 @@ from rlx.engine import Engine
 from rlx.folders import context_length
 from rlx.handles import Handle, RunContext
 from rlx.inputs import Inputs, build_rewards
+from rlx.looks.held_out import HeldOut
 from rlx.models import (
     CausalLM,
     Scorer,
@@ -29,12 +30,13 @@ from rlx.models import (
     without_adapter,
 )
 from rlx.plan import Plan
-from rlx.ranks import Ranks
+from rlx.ranks import Ranks, seed_everything
+from rlx.recorder import Recorder
 from rlx.reference import cached_reference
 from rlx.rewards import RewardPanel
 from rlx.rollouts import RolloutSource
 from rlx.sources import Cursor, OfflineSource, Source
-from rlx.trainer import Recorder, Trainer, seed_everything
+from rlx.trainer import Trainer
 from rlx_sdk import Algorithm, InputError, Role, RolloutContext, Sampling
 
 FUSED_FROM = 2e15
@@ -138,14 +140,14 @@ def _source(plan: Plan, algorithm: Algorithm[Any], inputs: Inputs, modules: dict
     cursor = Cursor(Order(len(inputs.train), spec.run.seed), spec.train.batch_size, ranks, end)
     if plan.rollout is None:
         return OfflineSource(inputs.train, inputs.held_out, cursor, tokenizer), True
-    limit, held_out = spec.rollout.max_completion, spec.rollout.eval
+    limit = spec.rollout.max_completion
     sampling = Sampling(spec.rollout.temperature, max_tokens=limit)
-    eval_sampling = Sampling(held_out.temperature, held_out.top_p, limit, held_out.top_k) if held_out else sampling
+    evaluation = HeldOut.of(spec, plan.group_size, inputs.held_out.rows.columns if inputs.held_out else ())
     longest = (spec.data.max_prompt or 0) + spec.rollout.max_completion
     backend = plan.rollout.build(RolloutContext(
         modules["policy"].model, spec.model.path, tokenizer.stop_token_ids, tokenizer.pad_token_id, device,
         str(dtype).removeprefix("torch."), context_length(Path(spec.model.path)) or longest,
         engines["policy"].whole, _tokens(plan, inputs) // ranks.world))
-    source = RolloutSource(inputs.train, inputs.held_out, cursor, tokenizer, backend, rewards, sampling, eval_sampling,
+    source = RolloutSource(inputs.train, inputs.held_out, cursor, tokenizer, backend, rewards, sampling, evaluation,
                            plan.group_size, spec.run.seed, plan.needs, algorithm.keep, spec.run.sample_every)
     return source, backend.exact

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from rlx.folders import context_length, folder_problems
 from rlx.layers import lookup
 from rlx.registry import PROGRAM, Registry
+from rlx.spec import MAX_FAILED, EvalSampling
 from rlx.text import listing
 
 if TYPE_CHECKING:
@@ -20,9 +21,10 @@ if TYPE_CHECKING:
 def inert(plan: Plan, given: set[str]) -> Iterator[str]:
     """Settings the user gave that cannot act in this combination."""
     needs, name = plan.needs, plan.algorithm.name
+    evaluation = plan.spec.rollout.eval or EvalSampling()
     offline = f"{name} learns from {needs.data} in the data file here, so nothing is sampled"
     rules: list[tuple[str, bool, str]] = [
-        ("rollout", needs.data == "rollouts", offline),
+        *((setting, needs.data == "rollouts", offline) for setting in ("rollout", "data.source")),
         ("rewards", needs.rewards, f"{name} uses no reward"),
         ("combine", bool(plan.rewards), "there is no reward"),
         *((f"train.optim.{role}", role in needs.trains, f"{name} trains no {role}")
@@ -37,7 +39,8 @@ def inert(plan: Plan, given: set[str]) -> Iterator[str]:
         *((setting, plan.spec.run.save_every is not None, "without run.save_every only one checkpoint is written")
           for setting in ("run.keep", "run.best", "run.failed_save")),
         *((setting, bool(plan.spec.data.eval), "there is no data.eval to evaluate on")
-          for setting in ("run.eval_every", "rollout.eval")),
+          for setting in ("run.eval_every", "rollout.eval", "data.source")),
+        ("rollout.eval.group_size", evaluation.temperature > 0, "rollout.eval.temperature = 0 makes all the same"),
         *((f"algo.{option}", not plan.single_update, "each batch makes one update (train.minibatches and "
            "train.update_epochs are 1)") for option in sorted(needs.several_updates)),
     ]
@@ -58,6 +61,8 @@ def conflicts(plan: Plan, registry: Registry) -> Iterator[str]:
     if needs.data == "rollouts" and plan.group_size < needs.min_group:
         yield (f"rollout.group_size = {plan.group_size}: {name} compares completions of one prompt and needs at least "
                f"{needs.min_group}")
+    yield from (f"rewards[{i}].max_failed can have no effect: its on_error = stop ends the run at the first failure"
+                for i, r in enumerate(spec.rewards) if r.on_error == "stop" and r.max_failed != MAX_FAILED)
     if spec.combine == "normalized" and plan.rewards and plan.group_size < 2:
         yield (f"combine = normalized compares completions of one prompt: rollout.group_size = {plan.group_size} must "
                "be 2 or more")

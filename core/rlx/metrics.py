@@ -80,7 +80,7 @@ def _together(scalars: Sequence[Tensor]) -> Tensor:
 
 
 class Phases:
-    """Seconds spent in each named phase of a step."""
+    """Seconds spent in each named phase of a step; ``a/b`` is a part of the phase ``a``."""
 
     def __init__(self, begun: Callable[[str], None] = lambda name: None) -> None:
         """Start the step's clock; ``begun`` is told of each phase."""

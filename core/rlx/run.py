@@ -101,9 +101,9 @@ def run(plan: Plan, view: View) -> Result:
 
 def _preflight(plan: Plan, inputs: Any, ranks: int, view: View) -> None:
     """What would fail later, before a model is loaded; what only may is said."""
-    from rlx.preflight import disk_problem, estimate_memory, memory_text, tracker_problems
+    from rlx.preflight import disk_problem, estimate_memory, memory_text, start_problems
 
-    problems = list(tracker_problems(plan))
+    problems = list(start_problems(plan, inputs))
     if problems:
         raise SpecError(problems)
     found = estimate_memory(plan, inputs, ranks)
@@ -172,30 +172,30 @@ class _Recorder:
         return self.stopped_by is not None
 
     def step(self, step: int, metrics: Mapping[str, float], samples: list[dict[str, Any]]) -> None:
-        self.last, self._measured = metrics, dict(metrics)
-        every = self._plan.spec.run.sample_every
-        due = every is not None and (step == 1 or step % every == 0)
-        samples = self._all(samples)
+        self.last, self._measured, every = metrics, {}, self._plan.spec.run.sample_every
+        samples = self._keep(step, metrics, samples, "train")
         if not self._ranks.first:
             return
-        self._write("log", step, metrics)
-        self._write("write_samples", step, samples)
-        if due:
+        if every is not None and (step == 1 or step % every == 0):
             self.trackers.tell("samples", step, samples)
-        self.trackers.tell("log", step, metrics)
         self._view.step(step, metrics)
         for text in self.watch.step(metrics):
             self._view.warn(text)
 
     def evaluated(self, step: int, metrics: Mapping[str, float], samples: list[dict[str, Any]]) -> None:
-        self.last_eval, samples = metrics, self._all(samples)
-        self._measured |= metrics
-        if not self._ranks.first:
-            return
-        self._write("log", step, metrics)
-        self._write("write_samples", step, samples, "eval")
-        self.trackers.tell("log", step, metrics)
+        self.last_eval, samples = metrics, self._keep(step, metrics, samples, "eval")
         self._view.evaluated(step, metrics, samples)
+
+    def _keep(self, step: int, metrics: Mapping[str, float], samples: list[dict[str, Any]],
+              split: str) -> list[dict[str, Any]]:
+        """In the folder and in the trackers; returns the samples of all ranks."""
+        self._measured |= metrics
+        samples = self._all(samples)
+        if self._ranks.first:
+            self._write("log", step, metrics)
+            self._write("write_samples", step, samples, split)
+            self.trackers.tell("log", step, metrics)
+        return samples
 
     def begin(self, saved: Mapping[str, Any]) -> contextlib.AbstractContextManager[None]:
         """Go on from what an earlier part of the run has shown; trackers follow until the end."""

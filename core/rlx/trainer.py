@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,49 +16,14 @@ from rlx.faults import Seen, accumulate
 from rlx.handles import RunContext
 from rlx.looks.samples import explain
 from rlx.metrics import Accumulator, Phases
-from rlx.ranks import Ranks
+from rlx.ranks import Ranks, seed_everything
+from rlx.recorder import Recorder
 from rlx.sources import Source
 from rlx.spec import RunSpec, TrainSpec
 from rlx_sdk import Algorithm, Batch, Max, Mean, Metric, Role, Sequences, TrainingError
 
 NO_UPDATE = ("no row had a trainable token and a reward, or the gradient was not finite, or the algorithm held it "
              "back; look at reward/judged, pairs and skipped/* in metrics.jsonl")
-
-
-class Recorder(Protocol):
-    """Keeps and shows what happens."""
-
-    def step(self, step: int, metrics: Mapping[str, float], samples: list[dict[str, Any]]) -> None:
-        """A step is done."""
-        ...
-
-    def evaluated(self, step: int, metrics: Mapping[str, float], samples: list[dict[str, Any]]) -> None:
-        """An evaluation is done."""
-        ...
-
-    def skipped(self, step: int, role: Role, rows: list[Batch]) -> None:
-        """An update was skipped; the rows of this rank whose loss was not finite, if it was that."""
-        ...
-
-    def chosen(self, step: int, samples: list[dict[str, Any]]) -> None:
-        """What the policy writes on the chosen prompts after a step."""
-        ...
-
-    def save(self, trainer: Trainer) -> None:
-        """Write a checkpoint."""
-        ...
-
-    def stop_asked(self) -> bool:
-        """Whether the run is to end after this step; the same on all ranks."""
-        ...
-
-    def phase(self, name: str) -> None:
-        """A phase of a step begins."""
-        ...
-
-    def note(self, text: str) -> None:
-        """One thing the user should know."""
-        ...
 
 
 @dataclass
@@ -114,7 +77,7 @@ class Trainer:
         tokens = int(row_lengths(whole).sum()) * self.train.update_epochs
         found.add({**batch.metrics, "update/tokens": Mean(tokens, 1)})
         with phase("update"):
-            self._count_skipped(self._update(whole, found, made))
+            self._count_skipped(self._update(whole, found, made, phase))
         if collected.chosen is not None:
             self.recorder.chosen(self.step, collected.chosen)
         self.step += 1
@@ -147,7 +110,7 @@ class Trainer:
         self.recorder.evaluated(self.step, metrics, collected.samples)
         self._sync()  # the backend has given its weights back
 
-    def _update(self, batch: Batch, found: Accumulator, made: list[Sequences]) -> bool:
+    def _update(self, batch: Batch, found: Accumulator, made: list[Sequences], phase: Phases) -> bool:
         """All passes over the batch of all ranks; whether every role that trains in this step moved."""
         trained = {role: False for role in self.engines if self.algorithm.trains(role, self.step)}
         index = self.step * self.train.update_epochs * self.train.minibatches
@@ -157,7 +120,8 @@ class Trainer:
             for rows in order.tensor_split(self.train.minibatches):
                 minibatch = batch[rows]
                 for role in trained:
-                    trained[role] |= self._minibatch(role, minibatch, made, found, index)
+                    with phase(f"update/{role}"):
+                        trained[role] |= self._minibatch(role, minibatch, made, found, index)
                 index += 1
         return all(trained.values())
 
@@ -219,14 +183,6 @@ class Trainer:
         self.algorithm.load_state_dict(state["algorithm"])
         for role, engine in self.engines.items():
             engine.load_state(weights(role), state["updates"][role])
-
-
-def seed_everything(seed: int, step: int, rank: int) -> None:
-    """Set every global generator from the step alone, so that a resumed run draws what the unbroken one would."""
-    drawn = np.random.SeedSequence([seed, step, rank]).generate_state(1)[0]
-    random.seed(int(drawn))
-    np.random.seed(int(drawn))
-    torch.manual_seed(int(drawn))
 
 
 def _due(step: int, every: int | None) -> bool:

@@ -5,7 +5,6 @@ An algorithm's own file says how scores become advantages, and may say another l
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -21,7 +20,6 @@ from rlx_sdk import (
     Loss,
     Mean,
     Metric,
-    Needs,
     Role,
     Rollouts,
     Sequences,
@@ -57,15 +55,6 @@ class KLConfig(Config):
         if self.coef == 0 and inert:
             raise ValueError(f"coef is 0, so there is no KL and {', '.join(sorted(inert))} can have no effect")
         return self
-
-
-class LossKLConfig(KLConfig):
-    """The pull back to the reference, by default as DeepSeekMath has it: k3 in the loss."""
-
-    estimator: KLEstimator = "k3"
-    """From one sampled token: log-ratio, half its square, or the low-variance unbiased one."""
-    where: Literal["reward", "loss"] = "loss"
-    """Subtracted from the reward, or added to the loss."""
 
 
 class ImportanceConfig(Config):
@@ -108,13 +97,6 @@ class DualClipConfig(PolicyConfig):
 CLIPS = frozenset({"clip_low", "clip_high"})
 
 
-def group_needs(options: PolicyConfig, rewards: bool, clips: frozenset[str] = CLIPS, **more: Any) -> Needs:
-    """Several scored completions a prompt; the reference only if there is a KL."""
-    frozen = frozenset[Role]({"reference"} if options.kl.coef else ())
-    return Needs(data="rollouts", trains=frozenset({"policy"}), frozen=frozen, rewards=True,
-                 **{"min_group": 2, "group_size": 8, "several_updates": clips, **more})
-
-
 class PolicyGradient(Algorithm[Rollouts]):
     """Rollouts to advantages once, then clipped updates. A subclass prepares the advantages."""
 
@@ -152,16 +134,15 @@ class PolicyGradient(Algorithm[Rollouts]):
         weights, metrics = self._beside(old_logprobs, seqs, ctx)
         penalty = old_logprobs.new_zeros(old_logprobs.shape)
         if in_reward:
-            estimate = ops.kl_estimate(old_logprobs, seqs.per_token["ref_logprobs"], kl.estimator)
-            penalty = self.kl_coef * estimate * seqs.mask
+            penalty = ops.kl_estimate(old_logprobs, seqs.per_token["ref_logprobs"], kl.estimator)
+        penalty = self.kl_coef * penalty * seqs.mask
         return seqs.with_(**weights), penalty, metrics
 
     def _beside(self, old_logprobs: Tensor, seqs: Sequences,
                 ctx: Context) -> tuple[dict[str, Tensor], dict[str, Metric]]:
         """The policy of the batch beside its sampler and the reference: importance weights, metrics."""
         known = seqs.per_token
-        weights: dict[str, Tensor] = {}
-        metrics: dict[str, Metric] = {}
+        weights, metrics = {}, {}  # type: dict[str, Tensor], dict[str, Metric]
         if "rollout_logprobs" in known and not ctx.exact_rollouts:
             weights, metrics = self._importance(old_logprobs, known["rollout_logprobs"], seqs.mask)
         if "ref_logprobs" in known:
@@ -200,8 +181,7 @@ class PolicyGradient(Algorithm[Rollouts]):
         clipped = self.token_loss(logprobs, old_logprobs, known["advantages"], mask)
         new = "old_logprobs" not in known  # they are this very pass's
         beside = self._beside(old_logprobs, seqs, ctx) if new else ({}, {})
-        weights = beside[0].get("importance", known.get("importance"))
-        loss = clipped.loss if weights is None else clipped.loss * weights
+        loss = clipped.loss * {**known, **beside[0]}.get("importance", 1.0)
         if o.entropy_coef:
             loss = loss - o.entropy_coef * entropy
         if o.kl.coef and o.kl.where == "loss":
@@ -237,26 +217,3 @@ class PolicyGradient(Algorithm[Rollouts]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The KL coefficient."""
         self.kl_coef = state["kl_coef"]
-
-
-class GroupPolicyGradient(PolicyGradient):
-    """A prompt's completions are compared with each other. A subclass says how."""
-
-    @abstractmethod
-    def advantages(self, scores: Tensor, data: Rollouts, ctx: Context) -> Tensor:
-        """``[B]`` or ``[B, T]`` from ``[B]`` scores, a KL in the reward already subtracted."""
-
-    def prepare(self, data: Rollouts, ctx: Context) -> Batch:
-        """Scores to advantages. Samples that no reward judged, and those left alone by that, are left out."""
-        data = data[data.judged]
-        alone = ops.group_sizes(data.group) == 1
-        dead = ops.dead_groups(data.rewards, data.group)
-        share = 1 / ops.group_sizes(data.group)  # each group counts once
-        metrics: dict[str, Metric] = {"groups/dead": Mean((dead & ~alone).mul(share).sum(), share.sum()),
-                                      "groups/single": Mean(alone.sum(), share.sum())}
-        data = data[~alone]
-        seqs, kl, measured = self.start(data.seqs, ctx)
-        scores = data.rewards - ops.masked_sum(kl, seqs.mask, dim=1)
-        advantages = self.advantages(scores, data, ctx)
-        wide = advantages if advantages.dim() == 2 else advantages[:, None].expand(seqs.mask.shape)
-        return self.batch(seqs.with_(advantages=wide.to(kl.dtype)), metrics | measured)

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlx_plugins.options import VLLMOptions
 from rlx_plugins.seeds import spread_seed
 from rlx_plugins.vllm_sampler import install
 from rlx_plugins.vllm_weights import keep_weights_summable, load, refusal
@@ -29,7 +30,7 @@ class Engine:
     """An engine in this process."""
 
     def __init__(self, config: Any, device: str, dtype: torch.dtype, length: int, *, size: int, eager: bool,
-                 memory: float | None) -> None:
+                 memory: VLLMOptions) -> None:
         """Start with random weights from the config alone: the first `load` brings the true ones anyway.
 
         Args:
@@ -39,7 +40,7 @@ class Engine:
             length: of prompt and completion together, in tokens.
             size: weights of the policy, to foresee what training will still allocate.
             eager: start without compiling and capturing CUDA graphs, as on a CPU always.
-            memory: part of the GPU; None takes most of what is free.
+            memory: part of the GPU, or size of the KV cache; neither takes most of what is free.
         """
         self._asleep: set[str] = set()
         self._gpu, self._guest = device != "cpu", torch.distributed.is_initialized()
@@ -128,11 +129,14 @@ def _cpu_memory() -> dict[str, Any]:
     return {"kv_cache_memory_bytes": CPU_KV_CACHE}
 
 
-def _gpu_memory(part: float | None, size: int) -> dict[str, Any]:
+def _gpu_memory(options: VLLMOptions, size: int) -> dict[str, Any]:
     """Settings on a GPU: by default most of what is free, less the Adam moments of policy and critic, made later."""
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info()
-    part = part or max(0.2 * free, 0.8 * (free - 16 * size)) / total
+    if options.kv_cache_gib is not None:  # the part, which then decides nothing, must be free
+        return {"kv_cache_memory_bytes": int(options.kv_cache_gib * 2**30), "gpu_memory_utilization": 0.01,
+                "enable_sleep_mode": True}
+    part = options.gpu_memory_utilization or max(0.2 * free, 0.8 * (free - 16 * size)) / total
     print(f"vllm: takes {part * total / 2**30:.1f} GiB while it samples; {free / 2**30:.1f} of {total / 2**30:.1f} GiB "
           "are free", file=sys.stderr)
     return {"gpu_memory_utilization": part, "enable_sleep_mode": True}

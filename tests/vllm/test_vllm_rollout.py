@@ -282,7 +282,8 @@ def test_no_requests_give_nothing(pair):
     assert pair.generate() == {}
 
 
-def test_an_option_of_the_gpu_is_refused_on_a_cpu():
+@pytest.mark.parametrize("option", [{"gpu_memory_utilization": 0.5}, {"kv_cache_gib": 2.0}])
+def test_an_option_of_the_gpu_is_refused_on_a_cpu(option):
     policy = Pair(tied=True).policy
-    with pytest.raises(InputError, match="does nothing on a CPU"):
-        VLLMRollout(VLLMOptions(gpu_memory_utilization=0.5), RolloutContext(policy, "", (), 0, "cpu", "float32", 256))
+    with pytest.raises(InputError, match="do nothing on a CPU"):
+        VLLMRollout(VLLMOptions(**option), RolloutContext(policy, "", (), 0, "cpu", "float32", 256))

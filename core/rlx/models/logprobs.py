@@ -72,7 +72,8 @@ class _ChunkedLogprobs(torch.autograd.Function):
     def backward(ctx: Any, d_logprobs: Tensor | None, d_entropy: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden, weight, targets, entropy, *rest = ctx.saved_tensors
         bias = rest[0] if rest else None
-        d_hidden, d_weight = torch.empty_like(hidden), torch.zeros_like(weight, dtype=torch.float32)
+        d_hidden = torch.empty_like(hidden)
+        d_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
         d_bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
         for start in range(0, len(targets), ctx.chunk):
             rows = slice(start, start + ctx.chunk)
@@ -80,11 +81,12 @@ class _ChunkedLogprobs(torch.autograd.Function):
             d_logits = ctx.kernels.backward(logits, targets[rows], ctx.temperature, entropy[rows],
                                             *(None if d is None else d[rows] for d in (d_logprobs, d_entropy)))
             d_hidden[rows] = d_logits @ weight
-            d_weight += d_logits.T @ hidden[rows]
+            if d_weight is not None:
+                d_weight += d_logits.T @ hidden[rows]
             if d_bias is not None:
                 d_bias += d_logits.sum(0)
-        return (d_hidden, d_weight.to(weight.dtype), None if bias is None or d_bias is None else d_bias.to(bias.dtype),
-                None, None, None, None, None)
+        return (d_hidden, None if d_weight is None else d_weight.to(weight.dtype),
+                None if bias is None or d_bias is None else d_bias.to(bias.dtype), None, None, None, None, None)
 
 
 def install_logprob_head(head: nn.Module) -> None:
