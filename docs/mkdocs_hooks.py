@@ -48,9 +48,11 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
 
 
 def _found(nav: Any) -> Any:
+    """The navigation with pages in place of patterns: none, the page, or several as a section."""
     if isinstance(nav, list):
         lists = [_found(one) for one in nav]
         return [one for entry in lists for one in (entry if isinstance(entry, list) else [entry])]
     if isinstance(nav, dict):
-        return {title: _found(inner) for title, inner in nav.items()}
+        found = {title: _found(inner) for title, inner in nav.items()}
+        return {title: inner[0] if len(inner) == 1 else inner for title, inner in found.items() if inner} or []
     return sorted(str(p.relative_to(ROOT / "docs")) for p in (ROOT / "docs").glob(nav)) if "*" in nav else nav

@@ -59,7 +59,8 @@ class View:
         """Look at the terminal."""
         from rich.console import Console
 
-        self._console = Console(file=stream or sys.stdout, soft_wrap=True, highlight=False)
+        # In a notebook rich would show everything in the page, whatever stream it was given.
+        self._console = Console(file=stream or sys.stdout, soft_wrap=True, highlight=False, force_jupyter=False)
         self._rows: deque[tuple[int, Mapping[str, float]]] = deque(maxlen=RECENT)
         self._live: Any = None
         self._first: list[dict[str, Any]] | None = None

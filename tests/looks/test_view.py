@@ -102,3 +102,11 @@ def test_a_run_in_a_pipe_warns_once_and_shows_the_chosen_prompts(tmp_path, capsy
     assert shown.count("warning: most prompts are dead") == 1
     assert shown.count("after step 4 [reward 1.00, ") == 3
     assert "\x1b" not in shown
+
+
+def test_a_notebook_shows_what_the_stream_gets_and_nothing_of_a_silent_view(monkeypatch):
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    stream = io.StringIO()
+    View(stream).note("one line")
+    assert stream.getvalue() == "one line\n"
+    assert not View(stream).silent()._console.is_jupyter
