@@ -204,6 +204,21 @@ def speed(algo: Annotated[str, typer.Argument(help="ppo, grpo, dpo or sft.")],
         out.write_text(json.dumps(found, indent=1), encoding="utf-8")
 
 
+@app.command()
+def check(keep: Annotated[bool, typer.Option(help="Keep today's ratios as what later ones are compared with.")] = False,
+          ) -> None:
+    """Whether a step has become slower, against plain work in the same process; exit code 1 if so."""
+    from benchmarks.check import KEPT, ratios, slower
+
+    found = ratios()
+    typer.echo(json.dumps(found))
+    if keep:
+        KEPT.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    if worse := slower(found):
+        typer.echo(f"slower than kept: {worse}")
+        raise typer.Exit(1)
+
+
 def _beside(algo: str, peer: str, steps: int, batch: int, out: Path | None) -> None:
     from benchmarks.peers import compare
 

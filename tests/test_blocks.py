@@ -55,6 +55,7 @@ NOT_RUN = {
     "python examples/full_circle.py": "tests/e2e/test_examples.py runs it",
     "ruff check .": ".ci/run", "mypy sdk": ".ci/run", "lint-imports": ".ci/run", "pytest": ".ci/run",
     "mkdocs build": "tests/test_site.py",
+    "python -m benchmarks speed grpo --shape half_b": "needs a GPU, vLLM and TRL",
     "python docs/make_": "tests/test_pages.py",
 }
 """Beginnings of command lines that are not run, and why."""
