@@ -231,7 +231,8 @@ def _beside(algo: str, peer: str, steps: int, batch: int, out: Path | None) -> N
     for side in ("rlx", "trl", "trl_precomputed"):
         if side in found and algo == "dpo":  # of GRPO the two sides do different parts of the work
             figures = found[side]
-            typer.echo(f"{side:<16} {figures['seconds_a_step']:8.3f} s a step {figures['grew_mib']:8.0f} MiB more at "
+            typer.echo(f"{side:<16} {figures['seconds_a_step']:8.3f} s a step (CPU {figures['cpu_seconds_a_step']:.3f} "
+                       f"on {figures['threads']} threads) {figures['grew_mib']:8.0f} MiB more at "
                        f"its peak than before training ({figures['peak_mib']:.0f} in all)")
     if out is not None:
         out.write_text(json.dumps(found, indent=1), encoding="utf-8")

@@ -20,8 +20,10 @@ def base(model):
 
 
 @pytest.mark.parametrize("command", ["train", "check"])
-@pytest.mark.parametrize(("algo", "said"), [("gpro", "no algorithm 'gpro'."), ("PPO", "Did you mean 'ppo'?"),
-                                            ("ddpo", "no algorithm 'ddpo'. Did you mean 'dpo'?")])
+@pytest.mark.parametrize(("algo", "said"), [
+    ("gpro", "no algorithm 'gpro'. Did you mean 'grpo'?"), ("PPO", "Did you mean 'ppo'?"),
+    ("ddpo", "no algorithm 'ddpo'. Did you mean 'dpo'?"),
+])
 def test_a_near_miss_of_an_algorithm(refused, base, command, algo, said):
     assert said in refused(command, "--algo", algo, *POLITE, *base)
 

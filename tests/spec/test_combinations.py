@@ -16,7 +16,8 @@ from rlx_sdk import SpecError
     ("dpo", "rollout__group_size", 4, "rollout.group_size can have no effect: dpo learns from pairs in the data file"),
     ("sft", "rollout", {"name": "hf", "temperature": 0.9, "options": {"batch_tokens": 9}},
      "rollout.name, rollout.options.batch_tokens, rollout.temperature can have no effect"),
-    ("sft", "rewards", [{"name": "polite_length"}], "rewards can have no effect: sft uses no reward"),
+    *((name, "rewards", [{"name": "polite_length"}], f"rewards can have no effect: {name} uses no reward")
+      for name in ("sft", "reward_model")),
     ("ppo", "data__max_length", 100, "data.max_length can have no effect: ppo samples its completions; set roll"),
     ("ppo", "rollout__eval__temperature", 0.0,
      "rollout.eval.temperature can have no effect: there is no data.eval to evaluate on"),
