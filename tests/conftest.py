@@ -4,9 +4,12 @@ import os
 from collections.abc import Callable
 
 import pytest
+from hypothesis import settings
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+settings.register_profile("long", max_examples=5000)  # pytest PATH --hypothesis-profile=long
 
 
 @pytest.fixture(autouse=True)

@@ -68,6 +68,7 @@ def _load(plan: Plan, data: Prepared, ranks: int) -> Load:
     cached = min(rollout.entry.call("cached_tokens", rollout.options), rows * longest) if rollout else 0
     sampled = -(-cached // longest)
     if train.packing:
+        tokens = max(longest, min(train.micro_tokens, int(np.sort(lengths)[-in_pass:].sum())))
         return Load(tokens, tokens, True, cached, sampled)
     if "chosen" in data.table.column_names and "policy" in plan.needs.trains:  # both answers behind one prompt
         joined = int((lengths - pc.list_value_length(data.table.column("prompt")).to_numpy()).max())

@@ -25,20 +25,23 @@ def losses(run: Path, role: str) -> dict[int, float]:
 
 
 @pytest.mark.parametrize(("algo", "before", "after"), [
-    pytest.param(algo, *move, marks=() if (algo, move) == ("sft", MOVES[0]) else pytest.mark.full)
-    for algo in ROLES for move in MOVES])
+    pytest.param(algo, *move, id=f"{algo}-{number}",
+                 marks=() if (algo, number) == ("sft", 0) else pytest.mark.full)
+    for algo in ROLES for number, move in enumerate(MOVES)])
 def test_the_loss_curve_goes_on_as_it_would_have(train, tmp_path, algo, before, after):
     """Against a run that stayed where it was, to 1e-4 in every step after the move."""
     role, runs = ROLES[algo], tmp_path / "runs"
-    shape = {"steps": 6, "batch_size": 7, "minibatches": 2, "optim": {role: {"lr": 3e-4}}}
+    optim = {"lr": 3e-4, "schedule": "cosine", "warmup_steps": 2}
+    shape = {"steps": 6, "batch_size": 7, "minibatches": 2, "optim": {role: optim}}
 
     def go(name: str, ranks: int, engine: dict[str, Any], resume: bool) -> None:
         """In this process, or on several ranks by the command."""
-        settings = {"train": shape, "engine": engine, "data": {"eval": 0}, "run": {"dir": str(runs), "save_every": 3}}
+        run = {"dir": str(runs), "name": name, "save_every": 3, **({"resume": "auto"} if resume else {})}
+        settings = {"train": shape, "engine": engine, "data": {"eval": 0}, "run": run}
         if ranks == 1:
-            train(algo, **settings | {"run": settings["run"] | {"name": name} | ({"resume": "auto"} if resume else {})})
+            train(algo, **settings)
             return
-        flags = ["--algo", algo, "--gpus", str(ranks), "--name", name, *(["--resume", "auto"] if resume else []),
+        flags = ["--algo", algo, "--gpus", str(ranks),
                  *(part for key, value in settings.items() for part in ("--set", f"{key}={json.dumps(value)}"))]
         done = subprocess.run([sys.executable, "-m", "rlx", "train", *flags], capture_output=True, text=True,
                               check=False)
