@@ -1,6 +1,6 @@
 """Speed: ``python -m benchmarks ppo`` is a fixed PPO job by phase, ``engine`` runs algorithms by ZeRO stage.
 
-``memory`` sets the estimate of `rlx check` beside the measured peak.
+``memory`` sets the estimate of `rlx check` beside the measured peak; ``determinism`` compares two runs bit for bit.
 
 ``dpo --peer trl`` and ``grpo --peer trl`` set rlx beside TRL on one job.
 ``rewards`` measures listing plugins, rules and services, ``data`` the preparation of files.
@@ -99,6 +99,22 @@ def memory(model: Annotated[str, typer.Option(help="HF folder; of the 0.5B shape
             found.append(one)
             if out is not None:
                 out.write_text(json.dumps({"versions": _versions(), "jobs": found}, indent=1), encoding="utf-8")
+
+
+@app.command()
+def determinism(model: Annotated[str, typer.Option(help="HF folder.")],
+                algos: Annotated[str, typer.Option(help="Names, with commas.")] = "sft,dpo,grpo,ppo",
+                settings: Annotated[list[str] | None, typer.Option("--set", help="Settings of all runs.")] = None,
+                out: Annotated[Path | None, typer.Option("--json", help="Also write them here.")] = None) -> None:
+    """Two runs of each algorithm with engine.deterministic, and two without: whether they are the same bit for bit."""
+    from benchmarks.determinism import compare
+
+    found = []
+    for one in compare(model, algos.split(","), settings or []):
+        typer.echo(json.dumps(one))
+        found.append(one)
+        if out is not None:
+            out.write_text(json.dumps({"versions": _versions(), "runs": found}, indent=1), encoding="utf-8")
 
 
 @app.command()

@@ -13,7 +13,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -105,33 +104,36 @@ def write_rows(file: Path, job: Job) -> None:
 
 
 class Watch:
-    """Seconds, and the most memory in use on the GPU, by phase; `figures` are medians over the steps."""
+    """Seconds, and the memory in use on the GPU, by phase; `figures` are medians over the steps.
+
+    Torch keeps what a phase has allocated at its peak until somebody asks for it: at the phase's end all of it is seen.
+    """
 
     def __init__(self) -> None:
-        """Start to look."""
+        """Nothing was seen yet."""
         self.memory: dict[str, int] = defaultdict(int)
         self.seconds: dict[str, list[float]] = defaultdict(list)
-        self._phase = "start"
-        if torch.cuda.is_available():
-            threading.Thread(target=self._look, daemon=True).start()
+        self.phase = "train"
 
-    def _look(self) -> None:
-        while True:
+    def begin(self, phase: str) -> None:
+        """The phase before has ended."""
+        if torch.cuda.is_available():
             free, total = torch.cuda.mem_get_info()
-            self.memory[self._phase] = max(self.memory[self._phase], total - free)
-            time.sleep(0.005)
+            self.memory[self.phase] = max(self.memory[self.phase], total - free)
+        self.phase = phase
 
     @contextmanager
-    def __call__(self, phase: str) -> Iterator[None]:
+    def __call__(self, phase: str, timed: str | None = None) -> Iterator[None]:
         """A phase, which may lie within another."""
-        before, self._phase, begin = self._phase, phase, time.perf_counter()
+        before, begin = self.phase, time.perf_counter()
+        self.begin(phase)
         try:
             yield
         finally:
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
-            self.seconds[phase].append(time.perf_counter() - begin)
-            self._phase = before
+            self.seconds[timed or phase].append(time.perf_counter() - begin)
+            self.begin(before)
 
     def figures(self, **more: Any) -> dict[str, Any]:
         """All but the first two of each phase."""
@@ -149,7 +151,7 @@ class Recorder(Silent):
 
     def phase(self, name: str) -> None:
         """What uses the optimizer's memory is one phase to the watch."""
-        self.watch._phase = "generate" if name in ("rollout", "sync", "reward") else "train"
+        self.watch.begin("generate" if name in ("rollout", "sync", "reward") else "train")
 
 
 def rlx_side(job: Job, model: str, folder: Path) -> dict[str, Any]:
@@ -174,7 +176,7 @@ def rlx_side(job: Job, model: str, folder: Path) -> dict[str, Any]:
     trainer = build(plan, read_inputs(plan), start_distributed(), Recorder(watch))
     trainer._sync()
     for _ in range(steps):
-        with watch("step"):
+        with watch("train", "step"):
             trainer.train_step()
     trainer.source.close()
     lines = trainer.recorder.metrics[2:]  # type: ignore[attr-defined]
@@ -183,12 +185,12 @@ def rlx_side(job: Job, model: str, folder: Path) -> dict[str, Any]:
     return watch.figures(phases=parts, weights=sum(p.numel() for p in trainer.engines["policy"].module.parameters()))
 
 
-def _callback(watch: Watch, whole: Callable[[], Any]) -> Any:
+def _callback(watch: Watch) -> Any:
     from transformers import TrainerCallback
 
     class Timed(TrainerCallback):  # type: ignore[misc]
         def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
-            self.step = watch("step")
+            self.step = watch("train", "step")
             self.step.__enter__()
 
         def on_step_end(self, *args: Any, **kwargs: Any) -> None:
@@ -219,11 +221,10 @@ def trl_dpo(job: Job, model: str, folder: Path) -> dict[str, Any]:
     rows = [json.loads(line) for line in (folder / "rows.jsonl").read_text(encoding="utf-8").splitlines()]
     data = Dataset.from_list([{name: row[name] for name in ("prompt", "chosen", "rejected")} for row in rows])
     watch, (policy, tokenizer) = Watch(), _loaded(model)
-    watch._phase = "train"
     args = DPOConfig(**_args(job, folder, job.batch), max_steps=job.steps + 2, max_length=None,
                      precompute_ref_log_probs=job.rollout == "precomputed")
     DPOTrainer(model=policy, args=args, train_dataset=data, processing_class=tokenizer,
-               callbacks=[_callback(watch, DPOTrainer)]).train()
+               callbacks=[_callback(watch)]).train()
     return watch.figures()
 
 
@@ -235,7 +236,6 @@ def trl_grpo(job: Job, model: str, folder: Path) -> dict[str, Any]:
     lines = (folder / "rows.jsonl").read_text(encoding="utf-8").splitlines()
     rows = [{"prompt": json.loads(line)["prompt"]} for line in lines]
     watch = Watch()
-    watch._phase = "train"
 
     class Timed(GRPOTrainer):  # type: ignore[misc]
         def _generate(self, *args: Any, **kwargs: Any) -> Any:
@@ -249,7 +249,7 @@ def trl_grpo(job: Job, model: str, folder: Path) -> dict[str, Any]:
                       num_generations=job.group, max_completion_length=job.tokens, loss_type="grpo", **vllm)
     Timed(model=policy, args=args, train_dataset=Dataset.from_list(rows), processing_class=tokenizer,
           reward_funcs=lambda completions, **_: [float(len(text)) for text in completions],
-          callbacks=[_callback(watch, GRPOTrainer)]).train()
+          callbacks=[_callback(watch)]).train()
     return watch.figures()
 
 
@@ -269,7 +269,6 @@ def trl_ppo(job: Job, model: str, folder: Path) -> dict[str, Any]:
     if getattr(config, "layer_types", None):
         config.layer_types = config.layer_types[:1]
     reward, watch = AutoModelForSequenceClassification.from_config(config), Watch()
-    watch._phase = "train"
     given = _args(job, folder, job.batch)
     args = PPOConfig(**given, num_ppo_epochs=1, num_mini_batches=1, num_sample_generations=0,
                      total_episodes=job.batch * (job.steps + 2), response_length=job.tokens, stop_token=None,
@@ -328,7 +327,7 @@ def _run(side: str, job: Job, model: str, folder: Path) -> dict[str, Any]:
         env["PYTHONPATH"] = os.pathsep.join([env["TRL_PPO"], env.get("PYTHONPATH", "")])
     done = subprocess.run([sys.executable, "-m", "benchmarks.speed", side, json.dumps(asdict(job)), model, str(folder),
                            str(out)], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    if done.returncode:
+    if not out.exists():
         return {"failed": done.stdout[-3000:]}
     measured: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
     if side == "rlx" and torch.cuda.is_available():

@@ -27,7 +27,6 @@ from rich.console import Console
 
 from rlx.looks.compare import compare
 from rlx.looks.report import write_report
-from rlx.looks.samples import first_samples
 from rlx.looks.show import print_comparison
 from rlx.runs import RunFolder
 from rlx.view import View
@@ -47,7 +46,8 @@ def live(run: Path) -> None:
     step, lines = int(last.stem.rpartition("_")[2]), folder.metrics()
     view._total, lines = len(lines), lines[:step]
     view._began -= sum(line["time/step"] for line in lines)
-    view.resumed([], first_samples(folder.samples, "chosen"))
+    view.resumed(folder)
+    view._trend.clear()
     view.chosen(step, pd.read_parquet(last).to_dict("records"))
     for line in lines:
         view._rows.append((line["step"], line))

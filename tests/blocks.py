@@ -9,6 +9,7 @@ import os
 import re
 import runpy
 import shlex
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -99,6 +100,9 @@ class Reader:
                 runpy.run_path(words[1], run_name="__main__")
             return printed.getvalue()
         assert words[0] == "rlx", words
+        if words[1] == "train" and "--gpus" in words:
+            return subprocess.run([sys.executable, "-m", *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                  text=True, check=True).stdout
         done = CliRunner().invoke(app, [*words[1:], *self.more(words[1:])], prog_name="rlx")
         assert done.exit_code == 0 or done.output.rpartition("\n\n")[2].lstrip().startswith("error: "), done.output
         return done.output
@@ -127,7 +131,8 @@ def unlike(shown: str, printed: str) -> list[str]:
 def _form(line: str) -> str:
     line = re.sub(r"(?<=tokens)(, cut)?\]: .*", "]:", line)
     line = re.sub(r"[^\s'(]*/(?=\S)", "", line)
+    line = re.sub(r"\b[0-9a-f]{12}\b", "#", line)
     line = re.sub(r"-?\d[\d,.:]*", "#", line)
-    line = re.sub(r"# x #(, # x #)*", "# x #", line)
+    line = re.sub(r"# x #(,? # x #)*", "# x #", line)
     line = re.sub(r"[▁▂▃▄▅▆▇█]+", "▁", line)
     return " ".join(line.split())

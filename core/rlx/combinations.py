@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from rlx.folders import context_length, folder_problems
 from rlx.layers import lookup
 from rlx.registry import PROGRAM, Registry
-from rlx.spec import MAX_FAILED, EvalSampling
+from rlx.spec import MAX_FAILED
 from rlx.text import listing
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 def inert(plan: Plan, given: set[str]) -> Iterator[str]:
     """Settings the user gave that cannot act in this combination."""
     needs, name = plan.needs, plan.algorithm.name
-    evaluation = plan.spec.rollout.eval or EvalSampling()
     offline = f"{name} learns from {needs.data} in the data file here, so nothing is sampled"
     rules: list[tuple[str, bool, str]] = [
         *((setting, needs.data == "rollouts", offline) for setting in ("rollout", "data.source")),
@@ -40,7 +39,7 @@ def inert(plan: Plan, given: set[str]) -> Iterator[str]:
           for setting in ("run.keep", "run.best", "run.failed_save")),
         *((setting, bool(plan.spec.data.eval), "there is no data.eval to evaluate on")
           for setting in ("run.eval_every", "rollout.eval", "data.source")),
-        ("rollout.eval.group_size", evaluation.temperature > 0, "rollout.eval.temperature = 0 makes all the same"),
+        ("rollout.eval.group_size", getattr(plan.spec.rollout.eval, "temperature", 1) > 0, "greedy ones are all alike"),
         *((f"algo.{option}", not plan.single_update, "each batch makes one update (train.minibatches and "
            "train.update_epochs are 1)") for option in sorted(needs.several_updates)),
     ]
@@ -55,6 +54,9 @@ def conflicts(plan: Plan, registry: Registry) -> Iterator[str]:
     spec, needs, name = plan.spec, plan.needs, plan.algorithm.name
     if spec.model.lora and find_spec("peft") is None:
         yield "model.lora needs the package 'peft', which is not installed: pip install 'rlx[peft]'"
+    if spec.engine.deterministic and plan.rollout and not plan.rollout.entry.plugin.deterministic:
+        yield (f"engine.deterministic: what the rollout backend '{plan.rollout.name}' samples depends on what it "
+               "computes side by side; use --rollout hf, or leave the setting out")
     if needs.rewards and not spec.rewards:
         rewards = listing((e.name for e in registry.entries("reward")), 12)
         yield f"{name} needs a reward: give --reward NAME (installed: {rewards})"

@@ -47,13 +47,14 @@ def run(plan: Plan, view: View) -> Result:
         RunStopped: a signal asked for the end.
     """
     from rlx.checkpoint import read_state
+    from rlx.determinism import deterministic
     from rlx.inputs import read_inputs
     from rlx.logs import library_log
     from rlx.ranks import start_distributed
     from rlx.runs import open_run, same_data
     from rlx.watch import StopSignals, Watchdog
 
-    with contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack, deterministic(plan.spec.engine.deterministic):
         with library_log(None):
             ranks = start_distributed(plan.spec.run.stuck_after)
         view = view if ranks.first else view.silent()
@@ -94,17 +95,15 @@ def run(plan: Plan, view: View) -> Result:
         if trainer.step < trainer.total_steps:
             raise _stopped(trainer, recorder, folder)
         assert recorder.checkpoint is not None
-        metrics = {**recorder.last, **recorder.last_eval}
-        return Result(folder.path, recorder.checkpoint, trainer.step,
-                      {name: value for name, value in metrics.items() if math.isfinite(value)})
+        metrics = {name: x for name, x in {**recorder.last, **recorder.last_eval}.items() if math.isfinite(x)}
+        return Result(folder.path, recorder.checkpoint, trainer.step, metrics)
 
 
 def _preflight(plan: Plan, inputs: Any, ranks: int, view: View) -> None:
     """What would fail later, before a model is loaded; what only may is said."""
     from rlx.preflight import disk_problem, estimate_memory, memory_text, start_problems
 
-    problems = list(start_problems(plan, inputs))
-    if problems:
+    if problems := list(start_problems(plan, inputs)):
         raise SpecError(problems)
     found = estimate_memory(plan, inputs, ranks)
     text, too_much = memory_text(found, plan, ranks) if found else ("", False)
@@ -199,10 +198,8 @@ class _Recorder:
 
     def begin(self, saved: Mapping[str, Any]) -> contextlib.AbstractContextManager[None]:
         """Go on from what an earlier part of the run has shown; trackers follow until the end."""
-        from rlx.looks.samples import first_samples
-
         self.watch = Watch.of(self._folder.metrics())
-        self._view.resumed(self._folder.metrics(), first_samples(self._folder.samples, "chosen"))
+        self._view.resumed(self._folder)
         return self.trackers.follow(self._plan, self._folder.path, saved)
 
     def chosen(self, step: int, samples: list[dict[str, Any]]) -> None:

@@ -224,6 +224,8 @@ class EngineSpec(Section):
     compile: bool | None = None
     """Fuse the kernels of layers and logprobs with torch.compile, which takes up to a minute once and needs a C
     compiler; null: on a GPU, for runs long enough to win that back."""
+    deterministic: bool = False
+    """Only kernels that give the same bits each time, where a GPU has others that are faster."""
 
     @field_validator("dtype", mode="before")
     @classmethod

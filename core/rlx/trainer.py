@@ -20,7 +20,7 @@ from rlx.ranks import Ranks, seed_everything
 from rlx.recorder import Recorder
 from rlx.sources import Source
 from rlx.spec import RunSpec, TrainSpec
-from rlx_sdk import Algorithm, Batch, Max, Mean, Metric, Role, Sequences, TrainingError
+from rlx_sdk import Algorithm, Batch, Mean, Role, Sequences, TrainingError
 
 NO_UPDATE = ("no row had a trainable token and a reward, or the gradient was not finite, or the algorithm held it "
              "back; look at reward/judged, pairs and skipped/* in metrics.jsonl")
@@ -84,7 +84,7 @@ class Trainer:
         with phase("sync"):
             self._sync()
         with phase("record"):
-            found.add(_memory())
+            found.add(phase.memory())
             explain(collected.samples, made, self.ranks)
             metrics = {**collected.metrics, **found.reduce()}
             self.algorithm.after_step(metrics)
@@ -187,7 +187,3 @@ class Trainer:
 
 def _due(step: int, every: int | None) -> bool:
     return every is not None and step % every == 0
-
-
-def _memory() -> dict[str, Metric]:
-    return {"memory/peak_gb": Max(torch.cuda.max_memory_allocated() / 2**30)} if torch.cuda.is_available() else {}

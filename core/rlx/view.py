@@ -14,10 +14,13 @@ from pathlib import Path
 from statistics import quantiles
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
+from rlx.looks.stats import verdict
 from rlx.text import printable
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+    from rlx.runs import RunFolder
 
 T = TypeVar("T")
 COLUMNS: tuple[tuple[str, str, str], ...] = (
@@ -127,9 +130,13 @@ class View:
         else:
             self._console.print(self._line(step, metrics), markup=False)
 
-    def resumed(self, metrics: Iterable[Mapping[str, Any]], chosen: list[dict[str, Any]]) -> None:
+    def resumed(self, folder: RunFolder) -> None:
         """What an earlier part of the run has shown."""
-        for line in metrics:
+        from rlx.looks.samples import first_samples
+
+        chosen, held_out = (first_samples(folder.samples, kind) for kind in ("chosen", "eval"))
+        self._first = held_out or None
+        for line in folder.metrics():
             self._remember(line)
         self._chosen = (chosen[0]["step"], chosen) if chosen else None
 
@@ -151,21 +158,21 @@ class View:
 
     def evaluated(self, step: int, metrics: Mapping[str, float], samples: list[dict[str, Any]]) -> None:
         """An evaluation is done; after the last, its samples are shown beside the first ones."""
-        shown: tuple[str, ...] = (
-            "reward/mean", "length/mean", "length/characters", "length/distinct", "kl/mean", "loss/policy",
-            "rewards/accuracy")
         # With whitened advantages a policy loss on rollouts is 0 by construction; the reward tells.
-        shown = tuple(n for n in shown if n != "loss/policy" or "eval/reward/mean" not in metrics)
-        facts = [f"{name} {metrics[f'eval/{name}']:.3f}" for name in shown if f"eval/{name}" in metrics]
+        loss = () if "eval/reward/mean" in metrics else ("loss/policy",)
+        own = (name.removeprefix("eval/") for name in metrics if name.startswith(("eval/pass@", "eval/source/")))
+        names = ("reward/mean", *own, "length/mean", "length/characters", "length/distinct", "kl/mean", *loss,
+                 "rewards/accuracy")
+        facts = [f"{name} {metrics[f'eval/{name}']:.3f}" for name in names if f"eval/{name}" in metrics]
         self._console.print(f"held-out data after step {step}: {', '.join(facts)}", markup=False)
         if rewards := [line["reward"] for line in samples if line.get("reward") is not None]:
             self._console.print(f"rewards of held-out prompts: {distribution(rewards)}", markup=False)
         if self._first is None:
             self._first = samples
-        elif step == self._total:
-            if samples:
-                self._console.print(side_by_side("held-out prompts, before and after", ("before", "after"),
-                                                 self._first, samples))
+        elif step == self._total and samples:
+            self._console.print(side_by_side("held-out prompts, before and after", ("before", "after"), self._first,
+                                             samples))
+            self._console.print(verdict(self._first, samples) or "", markup=False)
 
     def saved(self, checkpoint: Path) -> None:
         """A checkpoint is written."""

@@ -22,7 +22,7 @@ class VLLMOptions(Config):
     gpu_memory_utilization: float | None = Field(None, gt=0, le=1)
     """Part of the GPU's memory that vLLM takes while it samples; null: most of what the models leave free."""
     kv_cache_gib: float | None = Field(None, gt=0)
-    """GiB of KV cache, whatever else is free: for a GPU that several processes share."""
+    """GiB of KV cache, kept while training too: for a GPU that several processes share."""
     enforce_eager: bool | None = None
     """Start at once, without compiling and capturing CUDA graphs; null: on a CPU, and for runs too short to win the
     minute back."""

@@ -44,6 +44,7 @@ class Engine:
         """
         self._asleep: set[str] = set()
         self._gpu, self._guest = device != "cpu", torch.distributed.is_initialized()
+        self._sleeps = self._gpu and memory.kv_cache_gib is None
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "0")  # else it logs to standard output
         logging.getLogger("vllm").setLevel(logging.ERROR)  # it warns of much that is as it should be
@@ -93,11 +94,14 @@ class Engine:
         return self._llm.reset_prefix_cache() is True
 
     def sleep(self) -> bool:
-        """Give back weights and KV cache; false on a CPU, where it stays as it is."""
-        if self._gpu and not self._asleep:
+        """Give back weights and KV cache; false where it stays as it is: on a CPU, and on a GPU that others share.
+
+        vLLM would take what these allocate meanwhile for an error of its own.
+        """
+        if self._sleeps and not self._asleep:
             self._llm.sleep(level=2)
             self._asleep = {"weights", "kv_cache"}
-        return self._gpu
+        return self._sleeps
 
     def wake(self, what: str) -> None:
         """Take the memory of ``weights`` or ``kv_cache`` again; its content is lost."""
@@ -134,8 +138,7 @@ def _gpu_memory(options: VLLMOptions, size: int) -> dict[str, Any]:
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info()
     if options.kv_cache_gib is not None:  # the part, which then decides nothing, must be free
-        return {"kv_cache_memory_bytes": int(options.kv_cache_gib * 2**30), "gpu_memory_utilization": 0.01,
-                "enable_sleep_mode": True}
+        return {"kv_cache_memory_bytes": int(options.kv_cache_gib * 2**30), "gpu_memory_utilization": 0.01}
     part = options.gpu_memory_utilization or max(0.2 * free, 0.8 * (free - 16 * size)) / total
     print(f"vllm: takes {part * total / 2**30:.1f} GiB while it samples; {free / 2**30:.1f} of {total / 2**30:.1f} GiB "
           "are free", file=sys.stderr)

@@ -137,7 +137,7 @@ def settings(**more):
 def test_settings_that_cannot_act_are_refused(data, tmp_path):
     for given, said in (
             (settings(data={"eval": 4}, rollout={"eval": {"temperature": 0.0, "group_size": 4}}),
-             "rollout.eval.group_size can have no effect: rollout.eval.temperature = 0 makes all the same"),
+             "rollout.eval.group_size can have no effect: greedy ones are all alike"),
             (settings(data={"eval": 0, "source": "a"}), "data.source can have no effect: there is no data.eval"),
             ({"algo": {"name": "sft"}, "data": {"eval": 4, "source": "a"}},
              "data.source can have no effect: sft learns from demonstrations")):

@@ -8,6 +8,7 @@ import math
 import pytest
 
 import rlx
+from rlx.runs import RunFolder
 from rlx.view import CUT, View, distribution, sparkline
 
 from .conftest import line
@@ -55,14 +56,23 @@ def test_long_samples_are_cut():
     assert max(map(len, stream.getvalue().splitlines())) < CUT + 80
 
 
-def test_a_resumed_run_shows_the_first_completions_of_all():
+def test_a_resumed_run_shows_the_first_completions_of_all(tmp_path):
     stream = io.StringIO()
-    view = View(stream)
-    view.resumed([{"reward/mean": 0.25}], [{"step": 0, **line(0.0), "completion": "the very first"}])
+    view, folder = View(stream), RunFolder(tmp_path)
+    folder.make()
+    folder.log(1, {"reward/mean": 0.25, "time/step": 1.0})
+    folder.write_samples(0, [line(0.0) | {"completion": "the very first"}], "chosen")
+    folder.write_samples(0, [line(0.5, row) for row in range(8)], "eval")
+    view.resumed(folder)
     view.step(2, METRICS)
     view.chosen(2, [line(1.0) | {"completion": "now"}])
     assert "after step 0 [reward 0.00, 5 tokens]: the very first" in stream.getvalue()
     assert "reward/mean 0.250 ▁█ 0.500" in stream.getvalue()
+    with view.live(1, 3):
+        view.evaluated(3, {"eval/reward/mean": 1.0, "eval/pass@1": 0.75, "eval/source/a/pass@1": 0.625},
+                       [line(1.0 + row / 16, row) for row in range(8)])
+    assert "reward/mean 1.000, pass@1 0.750, source/a/pass@1 0.625" in stream.getvalue()
+    assert "On 8 held-out prompts the reward went from 0.500 to 1.219: +0.719 a prompt" in stream.getvalue()
 
 
 def test_a_sparkline_goes_from_the_lowest_to_the_highest():

@@ -51,7 +51,7 @@ def case(name: str, train: dict[str, Any], **engine: Any) -> Any:
     case("sft lora", LONG), case("sft packed", LONG),
 ])
 def test_the_estimate_is_what_is_alive_in_a_small_run(tmp_path, monkeypatch, name, train, engine):
-    """Float32 takes torch's own attention, as it does on a GPU; of the logits little is there at once."""
+    """Float32 without a mask takes torch's own attention, as on a GPU; of the logits little is there at once."""
     monkeypatch.syspath_prepend(Path(__file__).parents[2])
     from benchmarks.memory import compare, spec_of
 
@@ -60,7 +60,8 @@ def test_the_estimate_is_what_is_alive_in_a_small_run(tmp_path, monkeypatch, nam
     spec = spec_of(name, tiny_model(tmp_path / "model"), tmp_path, 16, 6 if train is SHORT else 60, 0, 2)
     spec["train"] |= train
     spec["engine"] |= engine
-    with sdpa_kernel(SDPBackend.MATH if spec["engine"]["dtype"] == "float32" else SDPBackend.FLASH_ATTENTION):
+    plain = spec["engine"]["dtype"] == "float32" and name != "dpo"
+    with sdpa_kernel(SDPBackend.MATH if plain else SDPBackend.FLASH_ATTENTION):
         found = compare(spec, 2)
     assert 0.93 < found["ratio"] < 1.15, found
 

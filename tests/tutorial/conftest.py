@@ -14,8 +14,8 @@ from ..blocks import Block, Reader, read_blocks
 
 ROOT = Path(__file__).parents[2]
 PAGES = {language: ROOT / "docs" / language / "tutorial.md" for language in ("zh", "en")}
-INSTEAD = {"--steps 28": "--steps 6", "global_step_28": "global_step_6", "train --algo ppo --reward polite.py:reward "
-           "--steps 1 --name two --gpus 2": "check --algo ppo --reward polite.py:reward --gpus 2"}
+INSTEAD = {"--steps 28": "--steps 6", "global_step_28": "global_step_6", "train --algo ppo --reward polite.py:polite "
+           "--steps 1 --name two --gpus 2": "check --algo ppo --reward polite.py:polite --gpus 2"}
 """Fewer steps, and no processes."""
 
 

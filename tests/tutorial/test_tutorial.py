@@ -189,16 +189,17 @@ def test_08_the_time_of_each_phase_is_printed(followed):
 
 
 def test_09_a_missing_pad_token_is_seen_to(followed):
-    assert "pad_token" not in json.loads((followed.folder / "my-model/tokenizer_config.json").read_text())
+    config = json.loads((followed.folder / "my-model/tokenizer_config.json").read_text())
+    assert config.get("pad_token") is None
     assert "the tokenizer has no pad token: padding uses '<|end|>'" in followed.printed("claim-2")
     assert (followed.folder / "runs/mine/checkpoints/global_step_2/actor/model.safetensors").is_file()
 
 
 def test_10_a_reward_is_a_plain_function_over_a_batch(followed):
-    reward = runpy.run_path(str(followed.folder / "polite.py"))["reward"]
+    polite = runpy.run_path(str(followed.folder / "polite.py"))["polite"]
     texts = ["短", "谢谢", "长" * 49, "长" * 50, "长" * 200, "长" * 201, "Thank you, " + "x" * 60, "请" + "长" * 99]
-    assert reward([Sample("提示", text) for text in texts]) == [0.0, 0.5, 0.0, 1.0, 1.0, 0.0, 1.5, 1.5]
-    assert "polite.py:reward [0.5, 0.5, 0.5, 0.5]" in followed.printed("claim-10")
+    assert polite([Sample("提示", text) for text in texts]) == [0.0, 0.5, 0.0, 1.0, 1.0, 0.0, 1.5, 1.5]
+    assert "polite [0.5, 0.5, 0.5, 0.5]" in followed.printed("claim-10")
 
 
 def facts(text):
@@ -230,8 +231,8 @@ def test_11_lengths_near_80_and_all_polite(followed_whole):
 
 
 def test_12_five_settings_with_their_defaults():
-    rows = {m[1]: json.loads(m[2]) for m in re.finditer(
-        r"^\| `([\w.]+)` \| `([\w.]+)` \|", PAGES["zh"].read_text(encoding="utf-8"), re.MULTILINE)}
+    [section] = re.findall(r'<a id="claim-12">(.*?)<a id=', PAGES["zh"].read_text(encoding="utf-8"), re.DOTALL)
+    rows = {m[1]: json.loads(m[2]) for m in re.finditer(r"^\| `([\w.]+)` \| `([\w.]+)` \|", section, re.MULTILINE)}
     plan = resolve(Registry.discover(), PPO)
     defaults = {**plan.spec.model_dump(), "algo": plan.algorithm.options.model_dump()}
     assert rows == {name: lookup(defaults, name) for name in (
@@ -289,28 +290,35 @@ def message(section, *words):
 
 @pytest.fixture
 def little_memory(monkeypatch):
-    """From the second step on, so many MiB can be had beyond what the process has by then."""
-    before = resource.getrlimit(resource.RLIMIT_AS)
-    record = Trainer.train_step
+    """Lets the second step have so many MiB beyond what the process has by then; the operating system refuses more."""
+    before, step = resource.getrlimit(resource.RLIMIT_AS), Trainer.train_step
 
     def limit(mib):
-        def step(self):
+        def limited(self):
             if self.step == 1:
                 [size] = re.findall(r"VmSize:\s+(\d+)", Path("/proc/self/status").read_text())
                 resource.setrlimit(resource.RLIMIT_AS, ((int(size) << 10) + (mib << 20), before[1]))
-            record(self)
+            step(self)
+            resource.setrlimit(resource.RLIMIT_AS, before)
 
-        monkeypatch.setattr(Trainer, "train_step", step)
+        monkeypatch.setattr(Trainer, "train_step", limited)
 
     yield limit
     resource.setrlimit(resource.RLIMIT_AS, before)
 
 
-def test_16_too_little_memory_names_what_to_change(tmp_path, little_memory, capfd):
-    """For real: the operating system gives no more."""
+def test_16_too_little_memory_is_helped_by_smaller_passes(tmp_path, little_memory, capsys):
+    little_memory(64)
+    rlx.train(algo="sft", steps=2, run={"dir": str(tmp_path)}, data={"eval": 0},
+              train={"batch_size": 64, "minibatches": 1, "update_epochs": 1})
+    assert unlike(message("claim-16", "its gradients are made again"), capsys.readouterr().out) == []
+
+
+def test_16_too_little_memory_names_what_to_change(tmp_path, little_memory):
+    """With ZeRO 2 a pass that failed cannot be made again."""
     little_memory(0)
     with pytest.raises(TrainingError, match=r"out of memory in .*Change, in this order: train.micro_tokens") as error:
-        rlx.train(algo="sft", steps=2, run={"dir": str(tmp_path)}, data={"eval": 0},
+        rlx.train(algo="sft", steps=2, run={"dir": str(tmp_path)}, data={"eval": 0}, engine={"zero_stage": 2},
                   train={"batch_size": 64, "minibatches": 1, "update_epochs": 1})
     assert unlike(message("claim-16", "Change, in this order"), str(error.value)) == []
 
@@ -334,7 +342,7 @@ def test_16_an_index_out_of_range_is_found_before_the_training(tmp_path):
 
 
 def test_16_a_reward_that_fails_is_named_with_line_and_row(followed):
-    assert "IndexError: list index out of range (broken.py:3)" in followed.printed("claim-16")
+    assert re.search(r"IndexError: list index out of range \(\S*broken.py:3\)", followed.printed("claim-16"))
 
 
 def test_16_vllm_where_there_is_none(followed, monkeypatch):
@@ -365,7 +373,7 @@ def test_19_several_processes_are_one_flag(followed):
 
 @pytest.mark.full
 def test_19_several_processes_train(followed_whole):
-    assert "done: 1 steps" in (followed_whole.folder / "two.log").read_text()
+    assert "done: 1 steps" in followed_whole.printed("claim-19")
 
 
 def test_20_dpo_is_one_flag(followed):

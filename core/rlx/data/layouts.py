@@ -226,7 +226,7 @@ def _ranked(row: Mapping[str, Any]) -> tuple[Answer, ...]:
 
 
 def _answer(row: Mapping[str, Any], column: str, prompt: Prompt | None = None) -> Answer:
-    value = row.get(column)
+    value = [row[column]] if isinstance(row.get(column), dict) else row.get(column)
     if not isinstance(value, list):
         return _text(row, column)
     turns = read_turns(value, column)

@@ -17,8 +17,6 @@ COLUMNS = ("data_source", "source")
 """That say where a row is from, where ``data.source`` names none."""
 SOURCES = 20
 """The largest ones have metrics of their own."""
-Prompt = tuple[str | None, Sequence[float]]
-"""Its source, and the rewards of its judged completions."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +59,8 @@ class HeldOut:
                       f"source/{source.replace('/', '_')}/")
         return found.reduce()
 
-    def _passes(self, prompts: Iterable[Prompt]) -> dict[str, Metric]:
-        """pass@k for k = 1, 2, 4, … up to the completions a prompt; prompts with fewer judged ones are left out."""
+    def _passes(self, prompts: Iterable[tuple[str | None, Sequence[float]]]) -> dict[str, Metric]:
+        """pass@k of prompts, each a source and rewards, for k = 1, 2, 4, … n; those with fewer rewards are left out."""
         if self.success is None:
             return {}
         counts = [(len(rewards), sum(reward >= self.success for reward in rewards)) for _, rewards in prompts]
