@@ -76,7 +76,8 @@ PPO = [Role("policy", SMALL, SMALL.weights), Role("critic", SMALL, SMALL.weights
     pytest.param([Role("policy", LARGE, LARGE.weights)], EngineSpec(activation_checkpointing=True, zero_stage=3),
                  Load(4_800, 700), 134.9, id="7B, all weights, ZeRO 3"),
 ])
-def test_estimates_are_within_15_percent_of_measured_peaks(roles, engine, load, measured):
+def test_estimates_are_within_15_percent_of_measured_peaks(monkeypatch, roles, engine, load, measured):
+    monkeypatch.setattr("rlx.memory.LOGITS", 1 << 24)  # as it was when these were measured
     found = estimate(roles, engine, True, 1, load)
     assert found.peak / GIB == pytest.approx(measured, rel=0.15), {k: v / GIB for k, v in found.parts.items()}
 
