@@ -3,7 +3,7 @@
 ``memory`` sets the estimate of `rlx check` beside the measured peak; ``determinism`` compares two runs bit for bit.
 
 ``dpo --peer trl`` and ``grpo --peer trl`` set rlx beside TRL on one job.
-``rewards`` measures listing plugins, rules and services.
+``rewards`` measures listing plugins, rules and services, ``data`` the preparation of files.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def ppo(steps: Annotated[int, typer.Option(help="Steps measured, after one of wa
     measured = [line for line in lines if "time/step" in line][1:]
     middle = {key: statistics.median(line[key] for line in measured)
               for key in measured[0] if key.startswith(("time/", "speed/"))}
-    phases = [key for key in middle if key.startswith("time/") and key != "time/step"]
+    phases = [key for key in middle if key.startswith("time/") and key.count("/") == 1 and key != "time/step"]
     outside = statistics.median(1 - sum(line[key] for key in phases) / line["time/step"] for line in measured)
     figures = {"job": JOB, "machine": {"cpu": platform.machine(), "cores": os.cpu_count()}, "versions": _versions(),
                "median": middle, "outside_phases": outside, "memory_peak_gb": _peak(lines)}
@@ -181,6 +181,44 @@ def grpo(peer: Peer, steps: Steps = 5, batch: Annotated[int, typer.Option(help="
     _beside("grpo", peer, steps, batch, out)
 
 
+@app.command()
+def speed(algo: Annotated[str, typer.Argument(help="ppo, grpo, dpo or sft.")],
+          model: Annotated[str, typer.Option(help="HF folder, for its tokenizer; default: the bundled one.")] = "",
+          shape: Annotated[str, typer.Option(help="llama_6m, half_b or 7b_half.")] = "llama_6m",
+          peer: Annotated[str, typer.Option(help="trl, or nothing.")] = "trl",
+          batch: Annotated[int, typer.Option(help="Prompts, pairs or rows a step.")] = 32,
+          tokens: Annotated[int, typer.Option(help="New ones a completion, or of an answer.")] = 64,
+          group: Annotated[int, typer.Option(help="Completions a prompt.")] = 1,
+          rollout: Annotated[str, typer.Option(help="hf or vllm.")] = "hf",
+          micro: Annotated[int, typer.Option(help="Rows a pass of TRL's.")] = 16, steps: Steps = 3,
+          settings: Annotated[str, typer.Option(help="Of rlx's spec, as JSON by dotted name.")] = "{}",
+          out: Out = None) -> None:
+    """A step of rlx and one of TRL's on the same job: seconds, tokens, memory by phase."""
+    from benchmarks.peers import QUICK
+    from benchmarks.speed import Job, compare
+
+    job = Job(algo, shape, batch, tokens, group, steps, rollout, micro, json.loads(settings))
+    found = {**compare(job, model or str(QUICK / "rlx-tiny"), peer == "trl"), "versions": _versions()}
+    typer.echo(json.dumps(found, indent=1))
+    if out is not None:
+        out.write_text(json.dumps(found, indent=1), encoding="utf-8")
+
+
+@app.command()
+def check(keep: Annotated[bool, typer.Option(help="Keep today's ratios as what later ones are compared with.")] = False,
+          ) -> None:
+    """Whether a step has become slower, against plain work in the same process; exit code 1 if so."""
+    from benchmarks.check import KEPT, ratios, slower
+
+    found = ratios()
+    typer.echo(json.dumps(found))
+    if keep:
+        KEPT.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    if worse := slower(found):
+        typer.echo(f"slower than kept: {worse}")
+        raise typer.Exit(1)
+
+
 def _beside(algo: str, peer: str, steps: int, batch: int, out: Path | None) -> None:
     from benchmarks.peers import compare
 
@@ -210,6 +248,20 @@ def rewards(out: Annotated[Path | None, typer.Option("--json", help="Also write 
         typer.echo(json.dumps({work.__name__: found[work.__name__]}))
     if out is not None:
         out.write_text(json.dumps({"versions": _versions(), **found}, indent=1), encoding="utf-8")
+
+
+@app.command()
+def data(rows: Annotated[int, typer.Option(help="Rows of each layout.")] = 32_000, out: Out = None) -> None:
+    """Prompts, pairs, demonstrations and chats of about 360 words: from a jsonl file to token ids on disk."""
+    from benchmarks.data import measure
+
+    found = []
+    for one in measure(rows):
+        found.append(one)
+        typer.echo(json.dumps(one))
+    if out is not None:
+        figures = {"machine": {"cpu": platform.machine(), "cores": os.cpu_count()}, "versions": _versions()}
+        out.write_text(json.dumps({**figures, "layouts": found}, indent=1), encoding="utf-8")
 
 
 def _peak(lines: list[dict[str, float]]) -> float:

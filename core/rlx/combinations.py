@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from rlx.folders import context_length, folder_problems
 from rlx.layers import lookup
 from rlx.registry import PROGRAM, Registry
+from rlx.spec import MAX_FAILED
 from rlx.text import listing
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ def inert(plan: Plan, given: set[str]) -> Iterator[str]:
     needs, name = plan.needs, plan.algorithm.name
     offline = f"{name} learns from {needs.data} in the data file here, so nothing is sampled"
     rules: list[tuple[str, bool, str]] = [
-        ("rollout", needs.data == "rollouts", offline),
+        *((setting, needs.data == "rollouts", offline) for setting in ("rollout", "data.source")),
         ("rewards", needs.rewards, f"{name} uses no reward"),
         ("combine", bool(plan.rewards), "there is no reward"),
         *((f"train.optim.{role}", role in needs.trains, f"{name} trains no {role}")
@@ -37,7 +38,8 @@ def inert(plan: Plan, given: set[str]) -> Iterator[str]:
         *((setting, plan.spec.run.save_every is not None, "without run.save_every only one checkpoint is written")
           for setting in ("run.keep", "run.best", "run.failed_save")),
         *((setting, bool(plan.spec.data.eval), "there is no data.eval to evaluate on")
-          for setting in ("run.eval_every", "rollout.eval")),
+          for setting in ("run.eval_every", "rollout.eval", "data.source")),
+        ("rollout.eval.group_size", getattr(plan.spec.rollout.eval, "temperature", 1) > 0, "greedy ones are all alike"),
         *((f"algo.{option}", not plan.single_update, "each batch makes one update (train.minibatches and "
            "train.update_epochs are 1)") for option in sorted(needs.several_updates)),
     ]
@@ -61,6 +63,8 @@ def conflicts(plan: Plan, registry: Registry) -> Iterator[str]:
     if needs.data == "rollouts" and plan.group_size < needs.min_group:
         yield (f"rollout.group_size = {plan.group_size}: {name} compares completions of one prompt and needs at least "
                f"{needs.min_group}")
+    yield from (f"rewards[{i}].max_failed can have no effect: its on_error = stop ends the run at the first failure"
+                for i, r in enumerate(spec.rewards) if r.on_error == "stop" and r.max_failed != MAX_FAILED)
     if spec.combine == "normalized" and plan.rewards and plan.group_size < 2:
         yield (f"combine = normalized compares completions of one prompt: rollout.group_size = {plan.group_size} must "
                "be 2 or more")
@@ -83,6 +87,8 @@ def conflicts(plan: Plan, registry: Registry) -> Iterator[str]:
                f"checkpoints are written every {save} (run.save_every): make that a multiple of run.eval_every")
     if spec.engine.offload == "all" and spec.engine.zero_stage < 3:
         yield "engine.offload = all moves weights that are split over the ranks: set engine.zero_stage = 3 with it"
+    if spec.engine.compile and spec.engine.zero_stage == 3:
+        yield "engine.compile fuses what engine.zero_stage = 3 gathers and drops layer by layer: use stage 1 or 2"
     if spec.train.steps is None and spec.train.epochs is None:
         yield "no length: give --steps N, or train.epochs"
     if spec.train.steps is not None and spec.train.epochs is not None:

@@ -80,13 +80,13 @@ def _together(scalars: Sequence[Tensor]) -> Tensor:
 
 
 class Phases:
-    """Seconds spent in each named phase of a step."""
+    """Seconds spent in each named phase of a step, and the memory of this rank's GPU; ``a/b`` is a part of ``a``."""
 
     def __init__(self, begun: Callable[[str], None] = lambda name: None) -> None:
         """Start the step's clock; ``begun`` is told of each phase."""
         self._begun = begun
         self.seconds: dict[str, float] = defaultdict(float)
-        self._start = time.perf_counter()
+        self._start, self._held = time.perf_counter(), 0
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
@@ -98,7 +98,18 @@ class Phases:
         finally:
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
+                free, whole = torch.cuda.mem_get_info()
+                self._held = max(self._held, whole - free)
             self.seconds[name] += time.perf_counter() - begin
+
+    def memory(self) -> dict[str, Metric]:
+        """``memory/peak_gb`` in GiB, where there is a GPU.
+
+        What torch had allocated at most; but torch goes on counting what a sleeping sampler has given back, so no more
+        than was in use on the GPU when a phase ended. Torch's cache makes that last from a phase's peak to its end.
+        """
+        peak = min(torch.cuda.max_memory_allocated(), self._held)
+        return {"memory/peak_gb": Max(peak / 2**30)} if peak else {}
 
     def metrics(self, counted: Mapping[str, float]) -> dict[str, float]:
         """``time/<phase>`` and ``time/step`` in seconds, and tokens a second of those that were counted."""

@@ -21,6 +21,7 @@ from rlx.memory import GIB, Estimate, Load, Role, checkpoint_bytes, estimate, lo
 from rlx.models import pick_device, pick_dtype
 from rlx.plan import Plan
 from rlx.spec import RunSpec
+from rlx.text import did_you_mean, listing
 
 
 def roles_of(plan: Plan) -> list[Role] | None:
@@ -66,13 +67,14 @@ def _load(plan: Plan, data: Prepared, ranks: int) -> Load:
     tokens = max(longest, min(train.micro_tokens, in_pass * longest))
     cached = min(rollout.entry.call("cached_tokens", rollout.options), rows * longest) if rollout else 0
     sampled = -(-cached // longest)
+    learned = min(tokens, in_pass * plan.spec.rollout.max_completion) if rollout else tokens
     if train.packing:
         tokens = max(longest, min(train.micro_tokens, int(np.sort(lengths)[-in_pass:].sum())))
-        return Load(tokens, tokens, True, cached, sampled)
+        return Load(tokens, tokens, min(tokens, learned), True, cached, sampled)
     if "chosen" in data.table.column_names and "policy" in plan.needs.trains:  # both answers behind one prompt
         joined = int((lengths - pc.list_value_length(data.table.column("prompt")).to_numpy()).max())
-        return Load(tokens * joined // longest, joined, True)
-    return Load(tokens, longest, False, cached, sampled)
+        return Load(tokens * joined // longest, joined, tokens * joined // longest, True)
+    return Load(tokens, longest, learned, False, cached, sampled)
 
 
 def memory_text(found: Estimate, plan: Plan, ranks: int) -> tuple[str, bool]:
@@ -121,15 +123,34 @@ def folder_problem(plan: Plan) -> str | None:
     return f"the run folder cannot be made in '{place}', which is {why}: set run.dir to a folder that can be written"
 
 
-def problems(plan: Plan) -> list[str]:
+def problems(plan: Plan, inputs: Inputs) -> list[str]:
     """All that will fail later for want of a folder, space or credentials."""
     folder = folder_problem(plan)
-    return [*filter(None, (folder, None if folder else disk_problem(plan))), *tracker_problems(plan)]
+    return [*filter(None, (folder, None if folder else disk_problem(plan))), *start_problems(plan, inputs)]
 
 
-def tracker_problems(plan: Plan) -> Iterator[str]:
-    """What trackers say will fail when they start."""
+def start_problems(plan: Plan, inputs: Inputs) -> Iterator[str]:
+    """What trackers say will fail when they start; token ids and columns that are not there."""
+    yield from vocabulary_problems(plan, inputs)
+    name, held_out = plan.spec.data.source, inputs.held_out
+    if name and held_out and name not in held_out.rows.columns:
+        yield (f"data.source: '{held_out.rows.file}' has no column '{name}', it has "
+               f"{listing(held_out.rows.columns, 20)}.{did_you_mean(name, held_out.rows.columns)}")
     for tracker in plan.trackers:
         problem = tracker.entry.call("preflight", tracker.options)
         if problem:
             yield f"tracker '{tracker.name}': {problem}"
+
+
+def vocabulary_problems(plan: Plan, inputs: Inputs) -> Iterator[str]:
+    """Token ids in the data for which the model has no embedding, which it would call an index out of range."""
+    path, table = plan.spec.model.path, inputs.train.table
+    shape = shape_of(Path(path).expanduser())
+    if shape is None or len(inputs.tokenizer.hf) <= shape.vocabulary:
+        return
+    top = max(pc.max(pc.list_flatten(table.column(name))).as_py() for name in table.column_names
+              if name in ("prompt", "completion", "chosen", "rejected"))
+    if top >= shape.vocabulary:
+        yield (f"the tokenizer of '{path}' gives token ids up to {top:,} for this data, and the model has embeddings "
+               f"for {shape.vocabulary:,} only: they do not belong together. Put the model's own tokenizer files "
+               f"there, or resize_token_embeddings({len(inputs.tokenizer.hf)}) of the model with transformers")

@@ -6,7 +6,7 @@ import contextlib
 import inspect
 import logging
 import math
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -23,6 +23,8 @@ from rlx_sdk.scores import Caller, ScoreError, check_scores
 
 Result = Score | Exception | None
 _SHOWN = 3
+_RECENT = 100
+"""Samples over which a provider's failures are counted (``max_failed``)."""
 _EPS = 1e-4
 _log = logging.getLogger("rlx")
 _log.addHandler(logging.NullHandler())  # outside of a run, whose log takes it, the message says enough,
@@ -88,6 +90,7 @@ class RewardPanel:
         self._providers, self._normalised = tuple(providers), normalised
         self._caller = Caller()
         self._started: dict[str, dict[int, Future[Any]]] = defaultdict(dict)
+        self._recent: dict[str, deque[bool]] = defaultdict(lambda: deque(maxlen=_RECENT))
 
     def start(self, group: int, samples: Sequence[Sample]) -> None:
         """Let ``async`` providers begin with the samples of one group that `score` will be given."""
@@ -105,7 +108,8 @@ class RewardPanel:
             groups: the prompt of each; default: each has its own.
 
         Raises:
-            RewardError: a provider failed and its ``on_error`` is ``stop``, or it got stuck in this process.
+            RewardError: a provider failed and its ``on_error`` is ``stop``, or it failed on more than ``max_failed`` of
+                its last samples, or it got stuck in this process.
         """
         n, groups = len(samples), groups or range(len(samples))
         found = Judged([0.0] * n, [False] * n, {}, [0.0] * n, spans=[[] for _ in samples])
@@ -144,8 +148,14 @@ class RewardPanel:
         bad = {i: result for i, result in enumerate(results) if isinstance(result, Exception)}
         for i, error in list({id(e): (i, e) for i, e in bad.items()}.values())[:_SHOWN]:
             _log.warning("reward %s failed on data %s", provider.label, rows[i], exc_info=error)
-        if bad and policy == "stop":
-            raise RewardError(_explain(provider, bad, samples, rows)) from next(iter(bad.values()))
+        recent = self._recent[provider.name]
+        recent.extend(i in bad for i in range(len(results)))
+        if bad and (policy == "stop" or sum(recent) > provider.spec.max_failed * len(recent)):
+            way_out = "set its on_error to 'skip' (not judged) or to a number" if policy == "stop" else (
+                f"raise its max_failed = {provider.spec.max_failed:g}: it failed on {sum(recent)} of its last "
+                f"{len(recent)} samples")
+            raise RewardError(f"{_explain(provider, bad, samples, rows)}\nMend the reward, or {way_out}."
+                              ) from bad[min(bad)]
         found.failed_on[provider.name] = list(bad)
         instead = Score(policy) if isinstance(policy, float) else None
         return [instead if isinstance(result, Exception) else result for result in results]
@@ -231,15 +241,14 @@ def _normalised(scores: Sequence[float | None], groups: Sequence[int]) -> list[f
 
 def _explain(provider: Provider, bad: Mapping[int, Exception], samples: Sequence[Sample],
              rows: Sequence[str]) -> str:
-    """Plugin, package, sample, data row, cause, and the way out."""
+    """Plugin, package, sample, data row and cause."""
     lines = [f"sample {i + 1} of {len(samples)} (data {rows[i]}, completion {samples[i].completion!r:.60}): "
              f"{_text(error)}" for i, error in bad.items()]
     if len(bad) > 1 and len(set(map(id, bad.values()))) == 1:
         lines = [f"all {len(samples)} samples together: {_text(bad[0])}"]
     if len(lines) > _SHOWN:
         lines[_SHOWN:] = [f"… and {len(bad) - _SHOWN} more"]
-    return "\n  ".join([f"reward {provider.label} failed on", *lines]) + (
-        "\nMend the reward, or set its on_error to 'skip' (not judged) or to a number.")
+    return "\n  ".join([f"reward {provider.label} failed on", *lines])
 
 
 def _text(error: Exception) -> str:

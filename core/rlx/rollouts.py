@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha1
 from typing import Any
@@ -17,9 +17,10 @@ from torch import Tensor
 from rlx.batching import pad_sequences
 from rlx.data import Prepared, Tokenizer
 from rlx.guard import generators_kept
+from rlx.looks.held_out import HeldOut
 from rlx.metrics import Accumulator
 from rlx.rewards import Judged, RewardPanel, as_sample, measure
-from rlx.sources import Collected, Cursor, Timer
+from rlx.sources import Collected, Cursor, Source, Timer
 from rlx_sdk import (
     Generation,
     Group,
@@ -76,11 +77,11 @@ class _Round:
                 if keep(Group(tuple(r.reward for r in rows if r.judged), len(rows))) for row in rows]
 
 
-class RolloutSource:
+class RolloutSource(Source):
     """Prompts from a file, completions from a rollout backend, scores from rewards."""
 
     def __init__(self, train: Prepared, held_out: Prepared | None, cursor: Cursor, tokenizer: Tokenizer,
-                 backend: RolloutBackend, rewards: RewardPanel, sampling: Sampling, eval_sampling: Sampling,
+                 backend: RolloutBackend, rewards: RewardPanel, sampling: Sampling, evaluation: HeldOut,
                  group_size: int, seed: int, needs: Needs, keep: Callable[[Group], bool],
                  show_every: int | None = None) -> None:
         """Sample ``group_size`` completions of each prompt; in ``needs.rounds``, until enough groups are kept.
@@ -88,7 +89,7 @@ class RolloutSource:
         Before every ``show_every``th step the chosen prompts are completed beside them, with the same seeds each time.
         """
         self._train, self._held_out, self._cursor, self._tokenizer = train, held_out, cursor, tokenizer
-        self._backend, self._rewards, self._sampling, self._eval_sampling = backend, rewards, sampling, eval_sampling
+        self._backend, self._rewards, self._sampling, self._evaluation = backend, rewards, sampling, evaluation
         self._group_size, self._seed, self._version = group_size, seed, -1
         self._needs, self._keep, self._show_every = needs, keep, show_every
 
@@ -117,8 +118,7 @@ class RolloutSource:
         if self._needs.rounds == 1:
             return self._collected(rounds, kept)
         collected = self._collected(rounds, self._evenly(kept))
-        found = self._cursor.batch_size - missing
-        collected.metrics.update({"groups/kept": found, "groups/rounds": len(rounds)})
+        collected.metrics.update({"groups/kept": self._cursor.batch_size - missing, "groups/rounds": len(rounds)})
         return collected
 
     def _evenly(self, rows: list[_Row]) -> list[_Row]:
@@ -134,10 +134,13 @@ class RolloutSource:
             return None
         places = [(EVAL_STREAM + row, row) for row in self._cursor.ranks.share(range(len(held)))]
         try:
-            done = self._sample_round(held, places, self._eval_sampling, phase)
+            done = self._sample_round(held, places, self._evaluation.sampling, phase, self._evaluation.n)
         finally:
             self._backend.release()
-        return self._collected([done], done.rows, self._eval_sampling == self._sampling)
+        collected = self._collected([done], done.rows, self._evaluation.sampling == self._sampling)
+        collected.metrics.update(self._evaluation.measure(
+            ((r.position, r.sample.row, r.total if r.judged else None) for r in done.rows), self._cursor.ranks))
+        return collected
 
     def _show_chosen(self, phase: Timer) -> list[dict[str, Any]]:
         """The first held-out prompts, or those of the data, completed once each."""
@@ -149,14 +152,6 @@ class RolloutSource:
         """Give the backend the new weights."""
         self._backend.sync(weights, version)
         self._version = version
-
-    def state_dict(self) -> dict[str, Any]:
-        """The position."""
-        return {"position": self._cursor.position}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a position."""
-        self._cursor.position = state["position"]
 
     def close(self) -> None:
         """Close backend and rewards."""
@@ -170,7 +165,9 @@ class RolloutSource:
         with phase("rollout"), generators_kept():  # async rewards work meanwhile
             done: dict[int, list[tuple[Generation, Sample]]] = {}
             for i, generations in self._backend.generate(requests):
-                done[i] = [(g, self._sample(prepared, places[i][1], g)) for g in generations]
+                example = prepared.example(places[i][1])
+                done[i] = [(g, as_sample(example, self._tokenizer.decode(g.tokens), g.finish_reason, len(g.tokens)))
+                           for g in generations]
                 self._rewards.start(places[i][0], [sample for _, sample in done[i]])
             self._cursor.ranks.gather(None)  # the phase lasts until the last rank is done
             flat = [(i, n, g, sample) for i in range(len(requests)) for n, (g, sample) in enumerate(done[i])]
@@ -205,7 +202,7 @@ class RolloutSource:
         return Collected(rollouts, self._measure(rounds), [line for one in rounds for line in self._table(one)])
 
     def _id(self, row: _Row) -> int:
-        return row.position * self._group_size + row.number
+        return row.position * max(self._group_size, self._evaluation.n) + row.number
 
     def _of_tokens(self, row: _Row) -> list[float]:
         """Rewards of steps, each at the token that completes the step's text."""
@@ -221,10 +218,6 @@ class RolloutSource:
         if stale is not None:
             raise TrainingError(f"the rollout backend sampled with the weights of step {stale}; the policy is at step "
                                 f"{self._version}")
-
-    def _sample(self, prepared: Prepared, row: int, generation: Generation) -> Sample:
-        return as_sample(prepared.example(row), self._tokenizer.decode(generation.tokens), generation.finish_reason,
-                         len(generation.tokens))
 
     def _table(self, one: _Round) -> list[dict[str, Any]]:
         return [{"sample": self._id(r), "row": r.row, "prompt": r.sample.prompt, "completion": r.sample.completion,

@@ -101,10 +101,9 @@ def run(plan: Plan, view: View) -> Result:
 
 def _preflight(plan: Plan, inputs: Any, ranks: int, view: View) -> None:
     """What would fail later, before a model is loaded; what only may is said."""
-    from rlx.preflight import disk_problem, estimate_memory, memory_text, tracker_problems
+    from rlx.preflight import disk_problem, estimate_memory, memory_text, start_problems
 
-    problems = list(tracker_problems(plan))
-    if problems:
+    if problems := list(start_problems(plan, inputs)):
         raise SpecError(problems)
     found = estimate_memory(plan, inputs, ranks)
     text, too_much = memory_text(found, plan, ranks) if found else ("", False)
@@ -172,37 +171,35 @@ class _Recorder:
         return self.stopped_by is not None
 
     def step(self, step: int, metrics: Mapping[str, float], samples: list[dict[str, Any]]) -> None:
-        self.last, self._measured = metrics, dict(metrics)
-        every = self._plan.spec.run.sample_every
-        due = every is not None and (step == 1 or step % every == 0)
-        samples = self._all(samples)
+        self.last, self._measured, every = metrics, {}, self._plan.spec.run.sample_every
+        samples = self._keep(step, metrics, samples, "train")
         if not self._ranks.first:
             return
-        self._write("log", step, metrics)
-        self._write("write_samples", step, samples)
-        if due:
+        if every is not None and (step == 1 or step % every == 0):
             self.trackers.tell("samples", step, samples)
-        self.trackers.tell("log", step, metrics)
         self._view.step(step, metrics)
         for text in self.watch.step(metrics):
             self._view.warn(text)
 
     def evaluated(self, step: int, metrics: Mapping[str, float], samples: list[dict[str, Any]]) -> None:
-        self.last_eval, samples = metrics, self._all(samples)
-        self._measured |= metrics
-        if not self._ranks.first:
-            return
-        self._write("log", step, metrics)
-        self._write("write_samples", step, samples, "eval")
-        self.trackers.tell("log", step, metrics)
+        self.last_eval, samples = metrics, self._keep(step, metrics, samples, "eval")
         self._view.evaluated(step, metrics, samples)
+
+    def _keep(self, step: int, metrics: Mapping[str, float], samples: list[dict[str, Any]],
+              split: str) -> list[dict[str, Any]]:
+        """In the folder and in the trackers; returns the samples of all ranks."""
+        self._measured |= metrics
+        samples = self._all(samples)
+        if self._ranks.first:
+            self._write("log", step, metrics)
+            self._write("write_samples", step, samples, split)
+            self.trackers.tell("log", step, metrics)
+        return samples
 
     def begin(self, saved: Mapping[str, Any]) -> contextlib.AbstractContextManager[None]:
         """Go on from what an earlier part of the run has shown; trackers follow until the end."""
-        from rlx.looks.samples import first_samples
-
         self.watch = Watch.of(self._folder.metrics())
-        self._view.resumed(self._folder.metrics(), first_samples(self._folder.samples, "chosen"))
+        self._view.resumed(self._folder)
         return self.trackers.follow(self._plan, self._folder.path, saved)
 
     def chosen(self, step: int, samples: list[dict[str, Any]]) -> None:

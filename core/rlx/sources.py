@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -47,32 +48,32 @@ class Collected:
     chosen: list[dict[str, Any]] | None = None
 
 
-class Source(Protocol):
-    """Gives the data of each step."""
+class Source(ABC):
+    """Gives the data of each step, from a position in the data that a resumed run goes on from."""
 
+    _cursor: Cursor
+
+    @abstractmethod
     def collect(self, phase: Timer) -> Collected | None:
         """The next batch; None when the data is used up."""
-        ...
 
+    @abstractmethod
     def evaluate(self, phase: Timer) -> Collected | None:
         """The held-out data; None if there is none."""
-        ...
 
-    def sync(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
-        """The policy has new weights."""
-        ...
+    def sync(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:  # noqa: B027 - given data ignores it
+        """The policy has new weights, on which given data does not depend."""
 
     def state_dict(self) -> dict[str, Any]:
         """Its position."""
-        ...
+        return {"position": self._cursor.position}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a position."""
-        ...
+        self._cursor.position = state["position"]
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - given data holds nothing
         """Give back what it holds."""
-        ...
 
 
 @dataclass
@@ -95,7 +96,7 @@ class Cursor:
         return list(self.ranks.share(list(zip(positions, rows, strict=True)))) if rows else None
 
 
-class OfflineSource:
+class OfflineSource(Source):
     """Pairs or demonstrations from a file."""
 
     def __init__(self, train: Prepared, held_out: Prepared | None, cursor: Cursor, tokenizer: Tokenizer) -> None:
@@ -113,20 +114,6 @@ class OfflineSource:
         held = self._held_out
         rows = self._cursor.ranks.share(range(len(held or ())))
         return Collected(read_rows(held, rows, self._pad)) if held else None
-
-    def sync(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
-        """Given data does not depend on the weights."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """The position."""
-        return {"position": self._cursor.position}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a position."""
-        self._cursor.position = state["position"]
-
-    def close(self) -> None:
-        """Nothing is held."""
 
 
 def read_rows(prepared: Prepared, rows: Sequence[int], pad_id: int) -> Pairs | Labelled | Demonstrations:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+MAX_FAILED = 0.5
 Overlong = Literal["error", "drop", "truncate_left", "truncate_right"]
 
 
@@ -76,6 +77,8 @@ class DataSpec(Section):
     of the prompt (truncate_left), or the end of the prompt or of the answers (truncate_right)."""
     eval: int | str = Field(0, union_mode="left_to_right")
     """Rows held out from the end of the file for evaluation, or a file of its own."""
+    source: str | None = None
+    """Column that says where a row is from; evaluations then have figures of each. Default: data_source or source."""
     cache: str = "~/.cache/rlx"
     """Folder for converted files."""
 
@@ -100,6 +103,8 @@ class RewardSpec(Section):
     """Its share in the sum."""
     on_error: Literal["stop", "skip"] | float = "stop"
     """A sample it fails on stops the run, counts as not judged, or gets this value."""
+    max_failed: float = Field(MAX_FAILED, ge=0, le=1)
+    """Share of its last 100 samples that it may fail on, under on_error skip or a value; beyond it the run ends."""
     timeout: float = Field(600.0, gt=0)
     """Seconds that one call may take. In rlx's own process a plain function that takes longer ends the run; an async or
     an isolated one has failed on the samples of the call."""
@@ -118,6 +123,10 @@ class EvalSampling(Section):
     """Sample from the smallest set of tokens with this much probability."""
     top_k: int | None = Field(None, ge=1)
     """Sample from this many tokens, the likeliest ones."""
+    group_size: int | None = Field(None, ge=1)
+    """Completions of a held-out prompt; default: as in training, and 1 where the temperature is 0."""
+    success: float | None = None
+    """Reward from which a completion counts as solved: then eval/pass@1, @2, @4, ... up to group_size are measured."""
 
 
 class RolloutSpec(Section):
@@ -212,6 +221,9 @@ class EngineSpec(Section):
     """What waits in the CPU's memory: masters and moments; with zero_stage 3 also the weights."""
     activation_checkpointing: bool = False
     """Compute activations a second time in the backward pass instead of keeping them."""
+    compile: bool | None = None
+    """Fuse the kernels of layers and logprobs with torch.compile, which takes up to a minute once and needs a C
+    compiler; null: on a GPU, for runs long enough to win that back."""
     deterministic: bool = False
     """Only kernels that give the same bits each time, where a GPU has others that are faster."""
 

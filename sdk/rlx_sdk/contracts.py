@@ -186,7 +186,7 @@ class RolloutBackend(Protocol):
         ...
 
     def release(self) -> None:
-        """After collecting, before training: give memory back."""
+        """After collecting, before training: give memory back; a `sync` follows before the next `generate`."""
         ...
 
     def close(self) -> None:

@@ -98,6 +98,17 @@ def test_a_spec_with_mistakes(refused, model, spec, said):
     assert said in refused("train", CASES / f"specs/{spec}.yaml", "--model", model)
 
 
+def test_no_setting_takes_the_reference_from_a_kl(refused, base, model):
+    """Its coefficient is what loads the reference, so the two cannot be set against each other."""
+    assert "'model.reference' = 'none': write it as {path: none}" in refused(
+        "check", CASES / "specs/S03_kl_without_reference.yaml", "--model", model)
+    grpo = ["check", "--algo", "grpo", *POLITE, *base, "--set"]
+    assert "'algo.kl': coef is 0, so there is no KL and estimator can have no effect" in refused(
+        *grpo, "algo.kl.estimator=k3")
+    assert "model.reference.path can have no effect: grpo compares with no reference here. Leave it out." in refused(
+        *grpo, f"model.reference.path={model}")
+
+
 @pytest.mark.parametrize("command", ["train", "check"])
 @pytest.mark.parametrize(("file", "said"), [
     ("no_such_file.parquet", "there is no data file '"), ("base_promts.jsonl", "Did you mean 'base_prompts.jsonl'?"),

@@ -6,6 +6,7 @@ import pytest
 
 from rlx.data import Limits, open_rows, prepare_rows
 from rlx.data.order import Order
+from rlx.looks.held_out import HeldOut
 from rlx.ranks import Ranks
 from rlx.rewards import Provider, RewardPanel
 from rlx.rollouts import RolloutSource
@@ -14,6 +15,7 @@ from rlx.spec import RewardSpec
 from rlx_sdk import Generation, Needs, RewardError, Sampling
 from rlx_sdk.reward import FunctionReward
 
+EVAL = HeldOut(Sampling(), 1, None, None)
 SAMPLED = [262, 264, 260]  # he·llo and the stop token; "hello" alone would be the one token 265
 
 
@@ -44,7 +46,7 @@ def collected(prepare, tokenizer):
     reward = FunctionReward(lambda samples: seen.extend(samples) or [1.0] * len(samples))
     panel = RewardPanel([Provider("seen", "'seen'", RewardSpec(name="seen"), reward)])
     cursor = Cursor(Order(len(prepared), 0), 2, Ranks())
-    source = RolloutSource(prepared, None, cursor, found, _Backend(), panel, Sampling(max_tokens=3), Sampling(), 2, 0,
+    source = RolloutSource(prepared, None, cursor, found, _Backend(), panel, Sampling(max_tokens=3), EVAL, 2, 0,
                            Needs(data="rollouts", trains=frozenset({"policy"})), lambda group: True)
     source.sync(iter([]), 0)
     yield source.collect(lambda name: contextlib.nullcontext()), seen
@@ -59,7 +61,7 @@ def test_a_reward_that_fails_names_file_and_row(tmp_path, cache, tokenizer):
     panel = RewardPanel([Provider("bad", "'bad'", RewardSpec(name="bad"), FunctionReward(
         lambda samples: [{"a": 1.0}[s.prompt] for s in samples]))])
     source = RolloutSource(prepared, None, Cursor(Order(2, 0), 2, Ranks()), found, _Backend(), panel, Sampling(),
-                           Sampling(), 1, 0, Needs(data="rollouts", trains=frozenset({"policy"})), lambda group: True)
+                           EVAL, 1, 0, Needs(data="rollouts", trains=frozenset({"policy"})), lambda group: True)
     source.sync(iter([]), 0)
     with pytest.raises(RewardError, match=r"\(data b\.jsonl, row 1, completion 'hello'\): KeyError: 'b'"):
         source.collect(lambda name: contextlib.nullcontext())

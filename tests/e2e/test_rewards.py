@@ -76,8 +76,8 @@ def test_prints_random_numbers_and_overlap_change_nothing(rules, tmp_path, capsy
 
 
 def test_every_provider_has_its_figures_and_failures_are_traced(rules, tmp_path):
-    result = run(tmp_path, [f"{rules}:tidy", {"name": f"{rules}:some", "on_error": "skip", "weight": 2.0}],
-                 combine="normalized")
+    some = {"name": f"{rules}:some", "on_error": "skip", "max_failed": 1.0, "weight": 2.0}
+    result = run(tmp_path, [f"{rules}:tidy", some], combine="normalized")
     table = pd.read_parquet(next((result.run / "samples").glob("step_*1.parquet")))
     line = next(m for m in metrics_of(result.run) if m["step"] == 1 and "reward/mean" in m)
     assert line["reward/tidy/mean"] == pytest.approx(table["reward/tidy"].mean())

@@ -63,7 +63,7 @@ def test_a_tracker_that_fails_never_stops_the_training(train, offered, capsys):
     result = train("ppo", trackers=[{"name": "mine"}], data={"eval": 2}, train={"steps": 2}, quiet=False)
 
     assert result.steps == 2
-    assert tracker.calls == ["log 0", "samples 1", "log 1", "log 2", "log 2", "finish"]
+    assert tracker.calls == ["log 0", "log 1", "samples 1", "log 2", "log 2", "finish"]
     assert capsys.readouterr().out.count("tracker 'mine' failed: ConnectionError: the service is down") == 1
 
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 import rlx
 from rlx.cli import app
-from rlx.looks.compare import difference, win_rate
+from rlx.looks.stats import difference, verdict, win_rate
 from rlx.models import load_causal_lm
 from rlx.text import printable
 
@@ -48,6 +48,12 @@ def test_a_model_and_a_run_of_it_side_by_side(run, prompts, tmp_path):
     assert len(parsed.of_class("sample")) == 3
     assert not [tag for tag, _ in parsed.tags if tag in ("script", "img", "link")]
     assert "<script>alert(1)</script>" in parsed.text
+
+
+def test_a_run_alone_is_compared_with_the_model_it_began_from(run, prompts):
+    done, both = compare(run, "--prompts", prompts, "--json"), compare(TINY, run, "--prompts", prompts, "--json")
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout) == json.loads(both.stdout)
 
 
 def test_a_model_compared_with_itself_differs_in_nothing(prompts):
@@ -103,9 +109,26 @@ def test_the_interval_of_the_win_rate_is_wilsons():
     assert difference([(0.0, 1.0), (0.0, 3.0)])["mean"] == 2.0
 
 
+def test_a_verdict_says_whether_training_helped():
+    """Two completions of a row count as their mean; a row that was not judged both times counts nothing."""
+    def lines(*rewards):
+        return [{"row": i // 2, "reward": reward} for i, reward in enumerate(rewards)]
+
+    before = lines(0.0, 1.0, 0.0, 0.0, 0.0, 0.2, None, None)
+    after = lines(1.5, 1.5, 1.0, 1.2, 1.0, 1.1, 9.0, 9.0)
+    assert verdict(before, after) == ("On 3 held-out prompts the reward went from 0.200 to 1.217: +1.017 a prompt (95% "
+                                      "interval +0.930 to +1.103), which are too few to tell.")
+    assert verdict(before, lines(None, None, None, None)) is None
+    none, some = lines(*[0.0] * 16), lines(*[1.0, 0.5] * 8)
+    assert verdict(none, some).endswith("so training helped.")
+    assert verdict(some, none).endswith("so training did harm.")
+    assert "so this may be chance" in verdict(none, lines(*[0.0] * 12, 1.0, -0.5, 0.5, 0.5))
+
+
 def test_bad_input_is_refused(prompts, tmp_path):
     for arguments, why in (([TINY, TINY, "--prompts", ""], "--prompts is empty"),
                            ([TINY, TINY, "--prompts", prompts, "--reward", "polite"], "Did you mean 'polite_length'"),
+                           ([TINY, "--prompts", prompts], "is no run, so nothing says which model it began from"),
                            ([TINY, tmp_path / "none", "--prompts", prompts], "none")):
         done = compare(*arguments)
         assert (done.exit_code, why in done.stderr) == (2, True), done.output

@@ -46,6 +46,7 @@ def test_one_file_that_loads_nothing_and_escapes_what_models_wrote(written, tmp_
         "reward/mean", "reward/std", "eval/reward/mean", "length/mean", "kl/mean", "custom/thing"}
     assert len(page.of_class("spread")) == 2
     assert "the reward has no variance" in page.text
+    assert "On 3 held-out prompts the reward went from 0.500 to 0.500" in page.text
     assert "rlx 0.1.0, torch 2" in page.text
 
 
@@ -55,6 +56,7 @@ def test_several_runs_in_one_page(written, tmp_path):
     page = Page((tmp_path / "both.html").read_text(encoding="utf-8"))
     assert len(page.of_class("phases")) == 2
     assert len(page.of_class("spread")) == 4
+    assert "No rewards of held-out prompts were measured before and after" in page.text
     assert "prompts of training, not the same ones, after step 1 and after step 30" in page.text
 
 

@@ -3,7 +3,7 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from rlx.metrics import Accumulator
+from rlx.metrics import Accumulator, Phases
 from rlx.ranks import Ranks
 from rlx_sdk import Max, Mean, Min, Sum
 
@@ -113,3 +113,29 @@ def test_metrics_on_the_graph_keep_no_graph():
 
 def test_nothing_at_all():
     assert alone() == {}
+
+
+@pytest.mark.parametrize(("allocated", "ends", "peak"), [
+    (21, [25, 23], 21),  # torch's own count, which leaves out its cache
+    (151, [130, 60], 130),  # a sampler that sleeps has given back what torch still counts
+])
+def test_the_memory_peak_is_never_more_than_was_in_use(monkeypatch, allocated, ends, peak):
+    used = iter(ends)
+    for name, said in (("is_available", lambda: True), ("synchronize", lambda: None),
+                       ("max_memory_allocated", lambda: allocated << 30),
+                       ("mem_get_info", lambda: (140 - next(used) << 30, 140 << 30))):
+        monkeypatch.setattr(torch.cuda, name, said)
+    phase = Phases()
+    for name in ("rollout", "update"):
+        with phase(name):
+            pass
+    assert phase.memory()["memory/peak_gb"].value == peak
+
+
+def test_without_a_gpu_there_is_no_memory_peak(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 0)
+    phase = Phases()
+    with phase("rollout"):
+        pass
+    assert phase.memory() == {}

@@ -78,6 +78,13 @@ def test_a_function_that_raises_for_the_third_of_a_batch(run):
     assert isinstance(error.value.__cause__, ValueError)
 
 
+def test_by_policy_they_are_not_judged_and_counted_up_to_a_set_share(run):
+    judged, _ = run("R06_raises_on_one", on_error="skip", max_failed=1.0)
+    assert (judged.judged, judged.failed) == ([False] * 8, 8)
+    with pytest.raises(RewardError, match="it failed on 8 of its last 8 samples"):
+        run("R06_raises_on_one", on_error="skip")
+
+
 @pytest.mark.parametrize("file", ["R07_async", "R07_async_hidden"])
 def test_coroutines_are_awaited_also_in_a_running_loop(run, file):
     judged, case = run(file)

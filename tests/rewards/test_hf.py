@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +13,8 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, Bert
 
 import rlx
 from rlx.registry import Registry
+from rlx_plugins.rewards import hf
+from rlx_plugins.rewards.options import HFOptions
 from rlx_sdk import ModelError, RewardContext, Sample
 from rlx_sdk.testing import check_reward
 
@@ -70,6 +73,46 @@ def test_bfloat16_is_what_plain_transformers_makes_of_it(folder, samples):
     found = built(folder, dtype="bfloat16").score(samples)
     assert found == pytest.approx(wanted, abs=0.02 * max(map(abs, wanted)))
     assert found != pytest.approx(plain(folder, samples), abs=1e-5)
+
+
+def test_on_a_gpu_auto_is_bfloat16(folder, monkeypatch):
+    asked = []
+
+    def loads(path, dtype, trust):
+        asked.append(dtype)
+        return SimpleNamespace(to=lambda device: None), SimpleNamespace(chat_template="")
+
+    monkeypatch.setattr(hf, "load_reward_model", loads)
+    for device in ("cuda:0", "cpu"):
+        hf.HFReward(HFOptions(path=str(folder), max_length=9), RewardContext(device))
+    assert asked == [torch.bfloat16, torch.float32]
+
+
+@pytest.mark.parametrize("offload", [True, False])
+def test_an_offloaded_model_is_on_its_device_only_while_it_scores(folder, samples, monkeypatch, offload):
+    """The device is called cpu:0, so that moves to it and to the CPU's memory can be told apart."""
+    moves, to = [], torch.nn.Module.to
+
+    def recorded(module, device):
+        moves.append(device)
+        return to(module, device)
+
+    monkeypatch.setattr(torch.nn.Module, "to", recorded)
+    reward = hf.HFReward(HFOptions(path=str(folder), offload=offload, batch_tokens=100), RewardContext("cpu:0"))
+    reward._model.register_forward_pre_hook(lambda *_: moves.append("forward"))
+    reward.score(samples)
+    batches = moves.count("forward")
+    assert batches > 2
+    assert moves == (["cpu", "cpu:0", *["forward"] * batches, "cpu"] if offload
+                     else ["cpu:0", "cpu:0", *["forward"] * batches])
+
+    def broken(*_):
+        raise RuntimeError("out of memory")
+
+    reward._model.register_forward_pre_hook(broken)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        reward.score(samples)
+    assert (moves[-1] == "cpu") is offload, "after an error too"
 
 
 def test_a_tokenizer_whose_pad_ends_every_turn_changes_nothing(folder, samples, tmp_path):

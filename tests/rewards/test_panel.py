@@ -53,7 +53,7 @@ def test_a_wrong_number_of_rewards_is_never_spread(score, case, name, said):
 
 @pytest.mark.parametrize(("policy", "value"), [("skip", None), (0.25, 0.25)])
 def test_a_wrong_number_of_rewards_counts_for_every_sample(score, case, policy, value):
-    judged = score(case("R01_wrong_number", "one_for_all"), on_error=policy)
+    judged = score(case("R01_wrong_number", "one_for_all"), on_error=policy, max_failed=1)
     assert judged.by_provider == {"case_one_for_all": [value] * 8}
     assert judged.failed == 8
 
@@ -119,6 +119,40 @@ def test_a_sample_that_raises_is_left_out_by_policy(score, case):
     assert judged.failed == 1
 
 
+@pytest.mark.parametrize("policy", ["skip", 0.0])
+def test_more_than_a_set_share_of_failures_ends_the_run(panel, case, samples, policy):
+    made = panel(case("R06_raises_on_one", "raises_on_one"), on_error=policy, max_failed=0.1)
+    with pytest.raises(RewardError) as error:
+        made.score(samples, ROWS)
+    assert str(error.value).startswith("reward 'case_raises_on_one' (case-rewards 0.1) failed on\n  sample 3 of 8 ")
+    assert str(error.value).endswith("\nMend the reward, or raise its max_failed = 0.1: it failed on 1 of its last 8 "
+                                     "samples.")
+    assert isinstance(error.value.__cause__, ValueError)
+    made = panel(case("R06_raises_on_one", "raises_on_one"), on_error=policy, max_failed=0.125)
+    for _ in range(30):  # just the share that is allowed
+        assert made.score(samples, ROWS).failed == 1
+
+
+def test_failures_are_counted_over_the_last_hundred_samples(panel, samples):
+    """A few that fail together are no reason to end a run in which thousands went well; half of a hundred are."""
+    fails = []
+
+    @reward("down_at_times")
+    def down_at_times(samples):
+        if fails:
+            raise ConnectionError("judge is down")
+        return [1.0] * len(samples)
+
+    made = panel(down_at_times, on_error="skip")
+    for _ in range(20):
+        assert made.score(samples, ROWS).failed == 0
+    fails.append(True)
+    for _ in range(6):
+        assert made.score(samples, ROWS).failed == 8
+    with pytest.raises(RewardError, match=r"raise its max_failed = 0\.5: it failed on 56 of its last 100 samples"):
+        made.score(samples, ROWS)
+
+
 def test_a_reward_that_ends_the_run_is_not_called_for_every_sample(panel, samples):
     calls = []
 
@@ -141,7 +175,7 @@ def test_a_reward_that_fails_on_samples_together_only_says_so(score):
 
     with pytest.raises(RewardError, match="all 8 samples together: MemoryError: too many"):
         score(small_batches)
-    assert score(small_batches, on_error="skip").failed == 8
+    assert score(small_batches, on_error="skip", max_failed=1).failed == 8
 
 
 def test_many_failures_are_counted(score):
@@ -329,7 +363,7 @@ def test_an_async_reward_that_takes_too_long_has_failed(panel, samples):
         await asyncio.sleep(0 if samples[0].completion == "a" else 30)
         return [1.0] * len(samples)
 
-    made = panel(slow, on_error="skip", timeout=0.5)
+    made = panel(slow, on_error="skip", timeout=0.5, max_failed=1)
     for i, sample in enumerate(samples):
         made.start(i, [sample])
     judged = made.score(samples, ROWS)

@@ -156,7 +156,7 @@ class Fixed:
             yield (0 if self.wrong == "index" else i), [one] * (request.n + (self.wrong == "n"))
 
     def release(self):
-        pass
+        self.version = None  # as one that sleeps, and wakes with the next weights
 
     def close(self):
         pass

@@ -55,6 +55,21 @@ def test_dpo_with_a_reward_samples_and_says_so(plan, settings):
     assert len(plan(settings("dpo")).notes) == 1
 
 
+@pytest.mark.parametrize("change", [
+    {}, {"rewards": [{"name": "polite_length"}, {"name": "length", "weight": 0.5}]},
+    {"rollout__name": "hf", "rollout__options": {"batch_tokens": 512}, "rollout__temperature": 0.7},
+    {"rollout__group_size": 4, "combine": "normalized"}, {"rollout__max_completion": 16, "data__max_prompt": 32},
+    {"data__eval": 2, "run__eval_every": 1, "run__save_every": 1, "run__best": "eval/reward/mean",
+     "rollout__eval__temperature": 0.0},
+    {"train__minibatches": 2, "train__update_epochs": 2, "train__packing": True, "train__micro_batch": 1},
+    {"train__optim__policy__lr": 1e-4, "model__lora__rank": 4}, {"engine__zero_stage": 3, "engine__offload": "all"},
+    {"run__sample_every": 1, "run__seed": 3, "trackers": [{"name": "tensorboard"}]},
+])
+def test_a_job_of_ppo_is_one_of_dpo_with_one_word_changed(plan, settings, change):
+    given = {"rewards": [{"name": "polite_length"}], **change}
+    assert [plan(settings(algo, **given)).needs.data for algo in ("ppo", "dpo")] == ["rollouts", "rollouts"]
+
+
 @pytest.mark.parametrize(("change", "said"), [
     ({"rollout__group_size": 1}, "rollout.group_size = 1: dpo compares completions of one prompt and needs at least 2"),
     ({"train__batch_size": 2, "train__minibatches": 5},

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from rlx.data import Tokenizer
+from rlx.data.cache import Progress, unseen
 from rlx.inputs import reward_panel
 from rlx.layers import Tree
 from rlx.logs import library_log
+from rlx.looks.stats import difference, win_rate
 from rlx.plan import resolve_rewards
 from rlx.registry import Registry
 from rlx.rewards import Judged, as_sample
@@ -19,13 +20,11 @@ from rlx.sample import OpenModel, Prompt, run_spec
 from rlx_sdk import Generation, Sampling
 
 SIDES = ("base", "tuned")
-Z = 1.959964
-"""Standard errors of a 95% confidence interval."""
 
 
 def compare(base: str, tuned: str, prompts: str, *, rewards: list[Tree], n: int, limit: int, max_completion: int,
             seed: int, temperature: float, top_p: float = 1.0, top_k: int | None = None,
-            rollout: str = "hf") -> dict[str, Any]:
+            rollout: str = "hf", progress: Progress = unseen) -> dict[str, Any]:
     """Sample both models and measure them.
 
     Args:
@@ -41,6 +40,7 @@ def compare(base: str, tuned: str, prompts: str, *, rewards: list[Tree], n: int,
         top_p: sample from the smallest set of tokens with this much probability.
         top_k: sample from this many tokens, the likeliest ones.
         rollout: backend that samples.
+        progress: of reading a large file.
 
     Returns:
         ``prompts``, each with the completions of both; ``summary`` of each side; ``win_rate``, ``difference`` (of the
@@ -55,7 +55,7 @@ def compare(base: str, tuned: str, prompts: str, *, rewards: list[Tree], n: int,
     sampling = Sampling(temperature, top_p, max_completion, top_k)
     with library_log(None):
         models = [OpenModel(base), OpenModel(tuned)]
-        asked = [model.prompts(prompts, limit, spec) for model in models]
+        asked = [model.prompts(prompts, limit, spec, progress) for model in models]
         panel = reward_panel(chosen, specs, models[0].device, seed)
         try:
             done, judged = [], []
@@ -80,30 +80,6 @@ def compare(base: str, tuned: str, prompts: str, *, rewards: list[Tree], n: int,
                          "n": n, "seed": seed},
             "summary": {side: _summary([line for row in rows for line in row[side]]) for side in SIDES},
             "win_rate": win_rate(pairs), "difference": difference(pairs), "kl": kl, "notes": notes + why}
-
-
-def win_rate(pairs: Sequence[tuple[float, float]]) -> dict[str, float] | None:
-    """How often the second of each pair is larger, an equal pair counting half, with Wilson's 95% score interval.
-
-    Source: E. B. Wilson, JASA 22 (1927). Ties vary less than the binomial it assumes, so with ties it is a little wide.
-    """
-    if not pairs:
-        return None
-    n, wins = len(pairs), sum(tuned > base for base, tuned in pairs)
-    ties = sum(tuned == base for base, tuned in pairs)
-    rate, z = (wins + ties / 2) / n, Z * Z / n
-    middle, half = (rate + z / 2) / (1 + z), Z * math.sqrt(rate * (1 - rate) / n + z / (4 * n)) / (1 + z)
-    return {"rate": rate, "low": middle - half, "high": middle + half, "wins": wins, "ties": ties,
-            "losses": n - wins - ties}
-
-
-def difference(pairs: Sequence[tuple[float, float]]) -> dict[str, float] | None:
-    """The mean of second minus first, with a 95% interval from the standard error over pairs."""
-    if len(pairs) < 2:
-        return None
-    deltas = torch.tensor([tuned - base for base, tuned in pairs], dtype=torch.float64)
-    mean, half = float(deltas.mean()), Z * float(deltas.std()) / math.sqrt(len(pairs))
-    return {"mean": mean, "low": mean - half, "high": mean + half}
 
 
 @torch.no_grad()

@@ -9,6 +9,7 @@ from typing import Any
 
 from rlx.looks.described import described
 from rlx.looks.page import need, number, write_page
+from rlx.looks.stats import verdict
 from rlx.looks.warn import Watch
 from rlx.runs import RunFolder
 from rlx.text import listing
@@ -18,7 +19,7 @@ SHOWN = 200
 """Pairs of samples in the page at most."""
 BINS, COLUMNS = 24, 60
 """Of a distribution over time: bins of its values, and steps at most."""
-FIRST = ("reward/mean", "eval/reward/mean", "rewards/accuracy", "length/mean", "kl/mean", "loss/policy",
+FIRST = ("eval/reward/mean", "reward/mean", "eval/pass@1", "rewards/accuracy", "length/mean", "kl/mean", "loss/policy",
          "policy/entropy", "policy/clip_fraction", "grad_norm/policy", "speed/generated_tokens_per_s",
          "speed/trained_tokens_per_s", "memory/peak_gb")
 """Curves that are shown at once, as far as the runs have them; all others are behind a click."""
@@ -38,6 +39,7 @@ class Story:
         distributions: by name, ``x`` steps, ``y`` bins and ``z`` shares of the step's completions.
         samples: prompts with a completion before and after.
         between: what before and after are.
+        verdict: whether held-out rewards moved, in a sentence.
     """
 
     path: Path
@@ -49,6 +51,7 @@ class Story:
     distributions: dict[str, dict[str, list[Any]]] = field(default_factory=dict)
     samples: list[dict[str, Any]] = field(default_factory=list)
     between: str = ""
+    verdict: str | None = None
 
     @property
     def names(self) -> list[str]:
@@ -99,9 +102,10 @@ def read_story(run: Path) -> Story:
     return Story(run, train, held_out, text, versions, warnings, *_samples(run / "samples"))
 
 
-def _samples(folder: Path) -> tuple[dict[str, dict[str, list[Any]]], list[dict[str, Any]], str]:
-    """Distributions of the step's completions over time; and completions before and after."""
+def _samples(folder: Path) -> tuple[dict[str, dict[str, list[Any]]], list[dict[str, Any]], str, str | None]:
+    """Distributions of the step's completions over time; completions before and after; and whether they got better."""
     import pandas as pd
+    import pyarrow.parquet as pq
 
     files = {kind: sorted(folder.glob(f"{kind}_*.parquet")) for kind in ("step", "eval")}
     found: dict[str, dict[str, list[Any]]] = {}
@@ -114,15 +118,14 @@ def _samples(folder: Path) -> tuple[dict[str, dict[str, list[Any]]], list[dict[s
             found[name] = _distribution(columns)
     kind = "eval" if len(files["eval"]) > 1 else "step"
     if len(files[kind]) < 2:
-        return found, [], ""
-    first, last = (pd.read_parquet(file) for file in (files[kind][0], files[kind][-1]))
+        return found, [], "", None
     ends = [int(file.stem.rpartition("_")[2]) for file in (files[kind][0], files[kind][-1])]
     what = "the same held-out prompts" if kind == "eval" else "prompts of training, not the same ones"
-    before, after = (table.head(SHOWN).astype(object).where(table.head(SHOWN).notna(), None).to_dict("records")
-                     for table in (first, last))
+    before, after = (pq.ParquetFile(files[kind][i]).read().to_pylist() for i in (0, -1))
     pairs = [{"before": b, "after": a, "same": b["prompt"] == a["prompt"]}
-             for b, a in zip(before, after, strict=False)]
-    return found, pairs, f"{what}, after step {ends[0]} and after step {ends[1]}"
+             for b, a in zip(before[:SHOWN], after[:SHOWN], strict=False)]
+    return (found, pairs, f"{what}, after step {ends[0]} and after step {ends[1]}",
+            verdict(before, after) if kind == "eval" else None)
 
 
 def _distribution(columns: Sequence[tuple[int, Any]]) -> dict[str, list[Any]]:
@@ -144,7 +147,7 @@ def _columns(lines: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
 def _ends(story: Story) -> list[tuple[str, str, str]]:
     """What matters most, at the start and at the end: means of the first and the last tenth of the steps."""
     found = []
-    for name in FIRST[:7]:
+    for name in FIRST[:8]:
         lines = story.held_out if name.startswith("eval/") else story.train
         values = [line[name] for line in lines if line.get(name) is not None]
         part = 1 if name.startswith("eval/") else max(1, len(values) // 10)

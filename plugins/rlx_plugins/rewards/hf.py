@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -38,19 +39,27 @@ class HFReward:
         """One number a sample, None where it is too long."""
         ids = self._encode(samples)
         scores: list[float | None] = [None] * len(ids)
-        self._model.to(self._device)
-        for rows in self._batches([len(i) for i in ids]):
-            for row, value in zip(rows, self._forward([ids[i] for i in rows]), strict=True):
-                scores[row] = value
-        if self._options.offload:
-            self._model.to("cpu")
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
+        with self._at_work():
+            for rows in self._batches([len(i) for i in ids]):
+                for row, value in zip(rows, self._forward([ids[i] for i in rows]), strict=True):
+                    scores[row] = value
         return scores
 
     def close(self) -> None:
         """Give the memory back."""
         self._model = None
+
+    @contextlib.contextmanager
+    def _at_work(self) -> Iterator[None]:
+        """The model on this rank's device, and with ``offload`` nothing of it there afterwards, also after an error."""
+        self._model.to(self._device)
+        try:
+            yield
+        finally:
+            if self._options.offload:
+                self._model.to("cpu")
+                if torch.cuda.is_available():
+                    torch.cuda.empty_cache()
 
     def _encode(self, samples: Sequence[Sample]) -> list[list[int]]:
         """Token ids; a template writes its own special tokens, plain text gets the tokenizer's."""

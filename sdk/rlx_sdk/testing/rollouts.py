@@ -20,7 +20,8 @@ def check_rollout(plugin: RolloutPlugin, context: RolloutContext, weights: Calla
 
     Every request answered once with its ``n`` completions of at most ``max_tokens`` tokens, each with its logprob, its
     reason and the weights' version; stop tokens at the end only; a request's completions decided by its seed, whatever
-    requests are beside it; weights proven on every sync; generation after a release; global generators left alone.
+    requests are beside it; weights proven on every sync; generation after a release and the sync that always follows
+    it; global generators left alone.
 
     Args:
         plugin: what the ``rlx_rollouts`` hook returns.
@@ -40,9 +41,9 @@ def check_rollout(plugin: RolloutPlugin, context: RolloutContext, weights: Calla
     made = options_of(name, plugin, options)
     with owned(name, "when built", "build(options, context) must return a RolloutBackend"):
         backend = plugin.build(made, context)
-    check = _Check(name, backend, context)
+    check = _Check(name, backend, context, weights)
     try:
-        check.sync(weights, 0)
+        check.sync(0)
         requests = [Request(tuple(prompt), Sampling(1.0, 1.0, 4 + 2 * i), 1 + i, 100 + i)
                     for i, prompt in enumerate(prompts[:3])]
         state = torch.get_rng_state()
@@ -56,7 +57,7 @@ def check_rollout(plugin: RolloutPlugin, context: RolloutContext, weights: Calla
         demand([[g.tokens for g in gs] for gs in others] != [[g.tokens for g in gs] for gs in first],
                f"{name}, given other seeds: it gave the same completions; draw by the request's seed.")
         demand(check.generate([], 0) == [], f"{name}, given no request: it gave completions.")
-        check.sync(weights, 1)
+        check.sync(1)
         check.generate(requests, 1)
     finally:
         with owned(name, "when closed", "make close() harmless"):
@@ -66,15 +67,16 @@ def check_rollout(plugin: RolloutPlugin, context: RolloutContext, weights: Calla
 class _Check:
     """The backend in test."""
 
-    def __init__(self, name: str, backend: Any, context: RolloutContext) -> None:
-        self.name, self.backend, self.context = name, backend, context
+    def __init__(self, name: str, backend: Any, context: RolloutContext,
+                 weights: Callable[[], Iterator[tuple[str, Tensor]]]) -> None:
+        self.name, self.backend, self.context, self.weights = name, backend, context, weights
 
-    def sync(self, weights: Callable[[], Iterator[tuple[str, Tensor]]], version: int) -> None:
+    def sync(self, version: int) -> None:
         with owned(self.name, "given weights", "sync(weights, version) must take them all, one at a time"):
-            found = self.backend.sync(weights(), version)
+            found = self.backend.sync(self.weights(), version)
         if found is None:
             return
-        sent = [tensor.detach().double() for _, tensor in weights()]
+        sent = [tensor.detach().double() for _, tensor in self.weights()]
         total, squares = sum(float(t.sum()) for t in sent), sum(float((t * t).sum()) for t in sent)
         demand(isinstance(found, Fingerprint) and math.isclose(found.total, total, rel_tol=1e-3, abs_tol=1e-2)
                and math.isclose(found.total_squares, squares, rel_tol=1e-3), f"{self.name}, given weights: it reports "
@@ -85,6 +87,7 @@ class _Check:
         with owned(self.name, given, "generate(requests) must yield (index, generations)"):
             pairs = list(self.backend.generate(requests))
             self.backend.release()
+        self.sync(version)  # a backend may have given its weights back
         demand(sorted(i for i, _ in pairs) == list(range(len(requests))), f"{self.name}, {given}: it answered "
                f"{[i for i, _ in pairs]}; every index is wanted once.")
         found = [generations for _, generations in sorted(pairs, key=lambda pair: pair[0])]
