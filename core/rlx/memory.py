@@ -61,16 +61,18 @@ class Shape:
         """Weights of the output layer."""
         return self.vocabulary * self.hidden
 
-    def layer_elements(self, half: bool, row: int, masked: bool) -> int:
+    def layer_elements(self, half: bool, row: int, masked: bool, fused: bool = False) -> int:
         """Numbers of the working width that a decoder layer keeps a token for its backward pass.
 
         Of the MLP gate, up, activation and product; of each norm its input and what it gives, in bfloat16 also both in
         between, one of them in float32; of attention queries, keys, values and the result. A mask keeps flash attention
-        away, as does float32 with fewer keys than queries, for which torch computes and keeps all scores.
+        away, as does float32 with fewer keys than queries, for which torch computes and keeps all scores. Compiled,
+        norms keep their input only.
         """
         scores = row if masked else self.heads * row if not half and self.kv < self.attention else 0
         attention = 4 * self.attention if scores else 2 * (self.attention + self.kv)
-        return 4 * self.inner + (8 if half else 6) * self.hidden + attention + scores
+        norms = 2 if fused else 8 if half else 6
+        return 4 * self.inner + norms * self.hidden + attention + scores
 
 
 def shape_of(folder: Path) -> Shape | None:
@@ -125,6 +127,7 @@ class Load:
     Attributes:
         tokens: of one forward and backward pass.
         row: tokens of its longest row.
+        learned: tokens of it whose logprobs are computed.
         masked: attention is told which tokens see which (pairs behind one prompt, packed rows).
         sampled: tokens in the KV cache at once, over this rank's completions.
         sampled_rows: completions sampled at once.
@@ -132,6 +135,7 @@ class Load:
 
     tokens: int
     row: int
+    learned: int
     masked: bool = False
     sampled: int = 0
     sampled_rows: int = 0
@@ -194,8 +198,8 @@ def _update(role: Role, engine: EngineSpec, half: bool, ranks: int, load: Load) 
     The gradient of the head is summed in float32, and is not needed where the head is not trained.
     """
     shape, width, tokens = role.shape, 2 if half else 4, load.tokens
-    kept = shape.layer_elements(half, load.row, load.masked)
-    chunk = 20 * min(LOGITS, tokens * shape.vocabulary) if role.head else 0
+    kept = shape.layer_elements(half, load.row, load.masked, bool(engine.compile))
+    chunk = 20 * min(LOGITS, load.learned * shape.vocabulary) if role.head else 0
     head = chunk + (6 * shape.head if role.head and role.trained == shape.weights else 0)
     layers, moment = kept * shape.layers, 2 * shape.inner
     if engine.activation_checkpointing:

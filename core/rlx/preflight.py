@@ -67,13 +67,14 @@ def _load(plan: Plan, data: Prepared, ranks: int) -> Load:
     tokens = max(longest, min(train.micro_tokens, in_pass * longest))
     cached = min(rollout.entry.call("cached_tokens", rollout.options), rows * longest) if rollout else 0
     sampled = -(-cached // longest)
+    learned = min(tokens, in_pass * plan.spec.rollout.max_completion) if rollout else tokens
     if train.packing:
         tokens = max(longest, min(train.micro_tokens, int(np.sort(lengths)[-in_pass:].sum())))
-        return Load(tokens, tokens, True, cached, sampled)
+        return Load(tokens, tokens, min(tokens, learned), True, cached, sampled)
     if "chosen" in data.table.column_names and "policy" in plan.needs.trains:  # both answers behind one prompt
         joined = int((lengths - pc.list_value_length(data.table.column("prompt")).to_numpy()).max())
-        return Load(tokens * joined // longest, joined, True)
-    return Load(tokens, longest, False, cached, sampled)
+        return Load(tokens * joined // longest, joined, tokens * joined // longest, True)
+    return Load(tokens, longest, learned, False, cached, sampled)
 
 
 def memory_text(found: Estimate, plan: Plan, ranks: int) -> tuple[str, bool]:

@@ -19,6 +19,8 @@ SMALL = Shape(134_515_008, 30, 576, 1536, 49_152, 9, 3, 64)
 """SmolLM2-135M."""
 LARGE = Shape(7_615_616_512, 28, 3584, 18_944, 152_064, 28, 4, 128, tied=False)
 """Qwen2.5-7B."""
+HALF = Shape(494_032_768, 24, 896, 4864, 151_936, 14, 2, 64)
+"""Qwen2.5-0.5B."""
 CHECKPOINTED = EngineSpec(activation_checkpointing=True)
 TINY = {"hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 6, "num_attention_heads": 8,
         "num_key_value_heads": 2, "vocab_size": 3072, "max_position_embeddings": 1024, "tie_word_embeddings": True,
@@ -66,15 +68,19 @@ def test_the_estimate_is_what_is_alive_in_a_small_run(tmp_path, monkeypatch, nam
     assert 0.93 < found["ratio"] < 1.15, found
 
 
-PPO = [Role("policy", SMALL, SMALL.weights), Role("critic", SMALL, SMALL.weights, head=False), Role("ref", SMALL, 0)]
+def ppo(shape: Shape) -> list[Role]:
+    return [Role("policy", shape, shape.weights), Role("critic", shape, shape.weights, head=False),
+            Role("reference", shape, 0)]
 
 
 @pytest.mark.parametrize(("roles", "engine", "load", "measured"), [
-    pytest.param(PPO, EngineSpec(), Load(32 * 103, 103, sampled=32 * 103, sampled_rows=32), 7.9, id="PPO"),
-    pytest.param([Role("policy", LARGE, lora_weights(LARGE, 16))], CHECKPOINTED, Load(16_384, 1_300), 23.6,
+    pytest.param(ppo(SMALL), EngineSpec(), Load(32 * 103, 103, 32 * 64, False, 32 * 103, 32), 8.9, id="PPO"),
+    pytest.param(ppo(HALF), EngineSpec(compile=True), Load(104 * 315, 315, 104 * 256, False, 128 * 315, 128), 54.6,
+                 id="0.5B, PPO, compiled"),
+    pytest.param([Role("policy", LARGE, lora_weights(LARGE, 16))], CHECKPOINTED, Load(16_384, 1_300, 16_384), 23.6,
                  id="7B, LoRA"),
     pytest.param([Role("policy", LARGE, LARGE.weights)], EngineSpec(activation_checkpointing=True, zero_stage=3),
-                 Load(4_800, 700), 134.9, id="7B, all weights, ZeRO 3"),
+                 Load(4_800, 700, 4_800), 134.9, id="7B, all weights, ZeRO 3"),
 ])
 def test_estimates_are_within_15_percent_of_measured_peaks(monkeypatch, roles, engine, load, measured):
     monkeypatch.setattr("rlx.memory.LOGITS", 1 << 24)  # as it was when these were measured
@@ -84,7 +90,7 @@ def test_estimates_are_within_15_percent_of_measured_peaks(monkeypatch, roles, e
 
 def test_what_did_not_fit_is_estimated_not_to_fit():
     """All weights of 7B at ZeRO-1 on one GPU of 140 GiB."""
-    found = estimate([Role("policy", LARGE, LARGE.weights)], CHECKPOINTED, True, 1, Load(4_800, 700))
+    found = estimate([Role("policy", LARGE, LARGE.weights)], CHECKPOINTED, True, 1, Load(4_800, 700, 4_800))
     assert found.peak > 141 * GIB
 
 
@@ -92,13 +98,13 @@ def test_what_did_not_fit_is_estimated_not_to_fit():
 def test_ranks_divide_what_a_stage_splits(stage, divided):
     """Bytes of each trained weight, but for weights that stage 3 gathers for a while."""
     one, eight = (estimate([Role("policy", SMALL, SMALL.weights)], EngineSpec(zero_stage=stage), True, ranks,
-                           Load(1000, 1000)) for ranks in (1, 8))
+                           Load(1000, 1000, 1000)) for ranks in (1, 8))
     gathered = 2 * SMALL.weights if stage == 3 else 0
     assert one.peak - eight.peak + gathered == pytest.approx(divided * SMALL.weights * 7 / 8, rel=0.03)
 
 
 def test_a_critic_has_no_logits():
-    policy, critic = (estimate([Role(name, LARGE, LARGE.weights, head)], EngineSpec(), True, 1, Load(1000, 1000))
+    policy, critic = (estimate([Role(name, LARGE, LARGE.weights, head)], EngineSpec(), True, 1, Load(1000, 1000, 1000))
                       for name, head in (("policy", True), ("critic", False)))
     assert policy.parts["weights"] - critic.parts["weights"] == 2 * LARGE.head
     assert policy.parts["activations"] > critic.parts["activations"]
@@ -107,7 +113,7 @@ def test_a_critic_has_no_logits():
 def test_attention_that_keeps_its_scores_grows_with_the_length_of_rows():
     def kept(half: bool, masked: bool = False) -> float:
         short, long = (estimate([Role("policy", SMALL, SMALL.weights)], EngineSpec(), half, 1,
-                                Load(16_384, row, masked)).parts["activations"] for row in (500, 1000))
+                                Load(16_384, row, 16_384, masked)).parts["activations"] for row in (500, 1000))
         return (long - short) / (16_384 * SMALL.layers)
 
     assert kept(half=True) == 0
@@ -117,7 +123,7 @@ def test_attention_that_keeps_its_scores_grows_with_the_length_of_rows():
 
 def test_the_kv_cache_can_be_the_most():
     found = estimate([Role("policy", SMALL, SMALL.weights)], EngineSpec(), True, 1,
-                     Load(1000, 1000, sampled=1_000_000, sampled_rows=1000))
+                     Load(1000, 1000, 1000, sampled=1_000_000, sampled_rows=1000))
     assert found.phase == "rollouts"
     assert found.parts["KV cache"] == 2 * 30 * 192 * 2 * 1_000_000 + 24 * 49_152 * 1000
 
