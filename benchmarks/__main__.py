@@ -1,7 +1,9 @@
 """Speed: ``python -m benchmarks ppo`` is a fixed PPO job by phase, ``engine`` runs algorithms by ZeRO stage.
 
+``memory`` sets the estimate of `rlx check` beside the measured peak; ``determinism`` compares two runs bit for bit.
+
 ``dpo --peer trl`` and ``grpo --peer trl`` set rlx beside TRL on one job.
-``rewards`` measures listing plugins, rules and services.
+``rewards`` measures listing plugins, rules and services, ``data`` the preparation of files.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ def ppo(steps: Annotated[int, typer.Option(help="Steps measured, after one of wa
     measured = [line for line in lines if "time/step" in line][1:]
     middle = {key: statistics.median(line[key] for line in measured)
               for key in measured[0] if key.startswith(("time/", "speed/"))}
-    phases = [key for key in middle if key.startswith("time/") and key != "time/step"]
+    phases = [key for key in middle if key.startswith("time/") and key.count("/") == 1 and key != "time/step"]
     outside = statistics.median(1 - sum(line[key] for key in phases) / line["time/step"] for line in measured)
     figures = {"job": JOB, "machine": {"cpu": platform.machine(), "cores": os.cpu_count()}, "versions": _versions(),
                "median": middle, "outside_phases": outside, "memory_peak_gb": _peak(lines)}
@@ -73,6 +75,46 @@ def engine(model: Annotated[str, typer.Option(help="HF folder; of a large job it
         found.append(job)
         if out is not None:
             out.write_text(json.dumps({"versions": _versions(), "jobs": found}, indent=1), encoding="utf-8")
+
+
+@app.command()
+def memory(model: Annotated[str, typer.Option(help="HF folder; of the 0.5B shape its tokenizer alone.")],
+           half_b: Annotated[bool, typer.Option(help="Also random weights of Qwen2.5-0.5B's shape.")] = True,
+           jobs: Annotated[str, typer.Option(help="Names, with commas; default: all.")] = "",
+           steps: Annotated[int, typer.Option(help="Steps of each.")] = 2,
+           batch: Annotated[int, typer.Option(help="Rows a step.")] = 32,
+           words: Annotated[int, typer.Option(help="Words of an answer.")] = 800,
+           micro_tokens: Annotated[int, typer.Option(help="Tokens of a pass.")] = 16384,
+           at_once: Annotated[int, typer.Option(help="Processes side by side.")] = 1,
+           out: Annotated[Path | None, typer.Option("--json", help="Also write them to this file.")] = None) -> None:
+    """The memory estimate beside the measured peak, by algorithm, precision and recomputation."""
+    from benchmarks.memory import JOBS, measure
+    from benchmarks.rollouts import write_half_b
+
+    found = []
+    with tempfile.TemporaryDirectory() as folder:
+        models = {"given": model, **({"0.5B": write_half_b(Path(folder), model)} if half_b else {})}
+        for one in measure(models, jobs.split(",") if jobs else list(JOBS), steps, batch, words, micro_tokens, at_once):
+            typer.echo(json.dumps(one))
+            found.append(one)
+            if out is not None:
+                out.write_text(json.dumps({"versions": _versions(), "jobs": found}, indent=1), encoding="utf-8")
+
+
+@app.command()
+def determinism(model: Annotated[str, typer.Option(help="HF folder.")],
+                algos: Annotated[str, typer.Option(help="Names, with commas.")] = "sft,dpo,grpo,ppo",
+                settings: Annotated[list[str] | None, typer.Option("--set", help="Settings of all runs.")] = None,
+                out: Annotated[Path | None, typer.Option("--json", help="Also write them here.")] = None) -> None:
+    """Two runs of each algorithm with engine.deterministic, and two without: whether they are the same bit for bit."""
+    from benchmarks.determinism import compare
+
+    found = []
+    for one in compare(model, algos.split(","), settings or []):
+        typer.echo(json.dumps(one))
+        found.append(one)
+        if out is not None:
+            out.write_text(json.dumps({"versions": _versions(), "runs": found}, indent=1), encoding="utf-8")
 
 
 @app.command()
@@ -139,6 +181,44 @@ def grpo(peer: Peer, steps: Steps = 5, batch: Annotated[int, typer.Option(help="
     _beside("grpo", peer, steps, batch, out)
 
 
+@app.command()
+def speed(algo: Annotated[str, typer.Argument(help="ppo, grpo, dpo or sft.")],
+          model: Annotated[str, typer.Option(help="HF folder, for its tokenizer; default: the bundled one.")] = "",
+          shape: Annotated[str, typer.Option(help="llama_6m, half_b or 7b_half.")] = "llama_6m",
+          peer: Annotated[str, typer.Option(help="trl, or nothing.")] = "trl",
+          batch: Annotated[int, typer.Option(help="Prompts, pairs or rows a step.")] = 32,
+          tokens: Annotated[int, typer.Option(help="New ones a completion, or of an answer.")] = 64,
+          group: Annotated[int, typer.Option(help="Completions a prompt.")] = 1,
+          rollout: Annotated[str, typer.Option(help="hf or vllm.")] = "hf",
+          micro: Annotated[int, typer.Option(help="Rows a pass of TRL's.")] = 16, steps: Steps = 3,
+          settings: Annotated[str, typer.Option(help="Of rlx's spec, as JSON by dotted name.")] = "{}",
+          out: Out = None) -> None:
+    """A step of rlx and one of TRL's on the same job: seconds, tokens, memory by phase."""
+    from benchmarks.peers import QUICK
+    from benchmarks.speed import Job, compare
+
+    job = Job(algo, shape, batch, tokens, group, steps, rollout, micro, json.loads(settings))
+    found = {**compare(job, model or str(QUICK / "rlx-tiny"), peer == "trl"), "versions": _versions()}
+    typer.echo(json.dumps(found, indent=1))
+    if out is not None:
+        out.write_text(json.dumps(found, indent=1), encoding="utf-8")
+
+
+@app.command()
+def check(keep: Annotated[bool, typer.Option(help="Keep today's ratios as what later ones are compared with.")] = False,
+          ) -> None:
+    """Whether a step has become slower, against plain work in the same process; exit code 1 if so."""
+    from benchmarks.check import KEPT, ratios, slower
+
+    found = ratios()
+    typer.echo(json.dumps(found))
+    if keep:
+        KEPT.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    if worse := slower(found):
+        typer.echo(f"slower than kept: {worse}")
+        raise typer.Exit(1)
+
+
 def _beside(algo: str, peer: str, steps: int, batch: int, out: Path | None) -> None:
     from benchmarks.peers import compare
 
@@ -151,7 +231,8 @@ def _beside(algo: str, peer: str, steps: int, batch: int, out: Path | None) -> N
     for side in ("rlx", "trl", "trl_precomputed"):
         if side in found and algo == "dpo":  # of GRPO the two sides do different parts of the work
             figures = found[side]
-            typer.echo(f"{side:<16} {figures['seconds_a_step']:8.3f} s a step {figures['grew_mib']:8.0f} MiB more at "
+            typer.echo(f"{side:<16} {figures['seconds_a_step']:8.3f} s a step (CPU {figures['cpu_seconds_a_step']:.3f} "
+                       f"on {figures['threads']} threads) {figures['grew_mib']:8.0f} MiB more at "
                        f"its peak than before training ({figures['peak_mib']:.0f} in all)")
     if out is not None:
         out.write_text(json.dumps(found, indent=1), encoding="utf-8")
@@ -168,6 +249,20 @@ def rewards(out: Annotated[Path | None, typer.Option("--json", help="Also write 
         typer.echo(json.dumps({work.__name__: found[work.__name__]}))
     if out is not None:
         out.write_text(json.dumps({"versions": _versions(), **found}, indent=1), encoding="utf-8")
+
+
+@app.command()
+def data(rows: Annotated[int, typer.Option(help="Rows of each layout.")] = 32_000, out: Out = None) -> None:
+    """Prompts, pairs, demonstrations and chats of about 360 words: from a jsonl file to token ids on disk."""
+    from benchmarks.data import measure
+
+    found = []
+    for one in measure(rows):
+        found.append(one)
+        typer.echo(json.dumps(one))
+    if out is not None:
+        figures = {"machine": {"cpu": platform.machine(), "cores": os.cpu_count()}, "versions": _versions()}
+        out.write_text(json.dumps({**figures, "layouts": found}, indent=1), encoding="utf-8")
 
 
 def _peak(lines: list[dict[str, float]]) -> float:

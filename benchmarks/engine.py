@@ -9,7 +9,7 @@ import resource
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from rlx.logs import library_log
 from rlx.plan import resolve
 from rlx.ranks import Ranks, start_distributed
 from rlx.registry import Registry
+from rlx.trainer import Recorder
 
 WORDS = "river market teacher small bright train winter letter window garden answer question morning paper".split()
 ZERO: list[dict[str, Any]] = [{"zero_stage": stage} for stage in (1, 2, 3)]
@@ -42,25 +43,16 @@ QWEN_7B = {"hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers":
            "tie_word_embeddings": False, "bos_token_id": None, "eos_token_id": None}
 
 
-class Silent:
-    """A recorder that keeps the metrics."""
+class Silent(Recorder):
+    """A recorder that keeps the metrics, and passes over all else."""
 
     def __init__(self) -> None:
         """Start empty."""
-        self.metrics: list[dict[str, float]] = []
+        self.metrics: list[Mapping[str, float]] = []
 
-    def step(self, step: int, metrics: dict[str, float], samples: Any) -> None:
+    def step(self, step: int, metrics: Mapping[str, float], samples: Any) -> None:
         """A step is done."""
         self.metrics.append(metrics)
-
-    def evaluated(self, step: int, metrics: Any, samples: Any) -> None:
-        """Nothing is evaluated."""
-
-    def save(self, trainer: Any) -> None:
-        """Nothing is saved."""
-
-    def note(self, text: str) -> None:
-        """Nothing is shown."""
 
 
 def write_pairs(file: Path, rows: int, words: int) -> None:

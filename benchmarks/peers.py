@@ -57,12 +57,13 @@ def _run(algo: str, side: str, steps: int, batch: int, folder: Path) -> dict[str
 
 
 class Meter:
-    """Loss of each update, seconds of each step, and what memory grew by at most from where training began."""
+    """Loss of each update, seconds and CPU seconds of each step, and what memory grew by at most from the beginning."""
 
     def __init__(self) -> None:
         """Start empty."""
         self.loss: list[float] = []
         self.seconds: list[float] = []
+        self.cpu: list[float] = []
 
     def start(self) -> None:
         """Training begins."""
@@ -74,18 +75,20 @@ class Meter:
 
     def begin(self) -> None:
         """A step begins."""
-        self._at = time.perf_counter()
+        self._at, self._cpu_at = time.perf_counter(), time.process_time()
 
     def end(self) -> None:
         """A step is done."""
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         self.seconds.append(time.perf_counter() - self._at)
+        self.cpu.append(time.process_time() - self._cpu_at)
 
     def figures(self, **more: Any) -> dict[str, Any]:
         """All of it; the first step, which warms up, is not timed."""
         peak = torch.cuda.max_memory_allocated() / 2**20 if torch.cuda.is_available() else _memory("VmHWM")
         return {"loss": self.loss, "seconds_a_step": statistics.median(self.seconds[1:] or self.seconds),
+                "cpu_seconds_a_step": statistics.median(self.cpu[1:] or self.cpu), "threads": torch.get_num_threads(),
                 "peak_mib": peak, "grew_mib": peak - self._before, **more}
 
 

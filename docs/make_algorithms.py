@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from rlx.describe import describe_plugin, option_lines
+from rlx.describe import describe_plugin
 from rlx.registry import Registry
 
 PAGE = Path(__file__).with_name("algorithms.md")
@@ -14,7 +14,8 @@ TOP = """\
 
 <!-- Made by docs/make_algorithms.py from the plugins; edit their docstrings and options, or that script. -->
 
-`--algo NAME` is the whole change from one to another. `rlx show NAME` prints the same of one.
+`--algo NAME` is the whole change from one to another. Each has a page with its options; `rlx show NAME` prints
+the same.
 
 | name | what it is, source | formula | data | trains | frozen | samples a prompt | when to use |
 |---|---|---|---|---|---|---|---|
@@ -25,19 +26,13 @@ def page() -> str:
     """The whole page."""
     found = [one for name in sorted(e.name for e in Registry.discover().entries("algorithm") if e.package == "rlx")
              for one in describe_plugin(name)]
-    return TOP + "".join(map(_row, found)) + "".join(map(_section, found))
+    return TOP + "".join(map(_row, found))
 
 
 def _row(one: dict[str, Any]) -> str:
-    cells = [f"[{one['name']}](#{one['name'].replace('+', '')})", one["summary"], one["formula"].partition("\n")[0],
-             *one["needs"].values(), one["when"]]
+    link = f"[{one['name']}](algorithms/{one['name'].replace('+', '_plus')}.md)"
+    cells = [link, one["summary"], one["formula"].partition("\n")[0], *one["needs"].values(), one["when"]]
     return f"| {' | '.join(cell.replace('|', '∣') for cell in cells)} |\n"
-
-
-def _section(one: dict[str, Any]) -> str:
-    options = "\n".join(option_lines(one["options"])) or "  none"
-    text = f"{one['text']}\n\n{one['formula']}\n\nOptions and defaults (`algo.…`):"
-    return f"\n## {one['name']}\n\n{text}\n\n```\n{options}\n```\n"
 
 
 if __name__ == "__main__":

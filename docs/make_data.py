@@ -82,7 +82,8 @@ longer is treated by `data.overlong`, in the same words for prompts, pairs and d
 | `truncate_right` | over max_prompt the prompt loses its end; over max_length the answer does, and its stop token |
 
 A prompt in messages is cut inside its longest message, so that the template around it stays whole; both sides of a pair
-keep the same prompt. A row of which nothing would be left on either side is refused as under `error`.
+keep the same prompt. A row of which nothing would be left, of its prompt or of an answer, is left out and counted as
+under `drop`.
 """
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import inspect
 from pathlib import Path
 
 from rlx.describe import option_lines
@@ -75,7 +73,7 @@ samples), and the parts of its scores.
 `rlx serve-reward NAME` serves any reward over HTTP: `--reward http://HOST:8000` asks it. The contract, for services
 of your own:
 
-```
+```text
 POST, JSON   {"samples": [{"prompt": "…", "completion": "…", "messages": […], "finish_reason": "stop", "row": {…},
                            "tokens": 17}, …]}
 200, JSON    {"scores": [0.5, null, {"value": 1.0, "parts": {"a": 1.0}, "spans": [[12, 0.5]]}, {"error": "why"}, …]}
@@ -96,22 +94,13 @@ time.
 def page() -> str:
     """The whole page."""
     entries = [e for e in Registry.discover().entries("reward") if e.package == "rlx" and e.name != "https"]
-    entry = "Of each entry:\n\n```\n" + "\n".join(option_lines(RewardSpec.model_json_schema())) + "\n```"
-    return TOP.replace("ENTRY", entry) + "".join(map(_row, entries)) + "".join(map(_section, entries))
+    entry = "Of each entry:\n\n```text\n" + "\n".join(option_lines(RewardSpec.model_json_schema())) + "\n```"
+    return TOP.replace("ENTRY", entry) + "".join(map(_row, entries))
 
 
 def _row(entry: Entry) -> str:
     needs = ", ".join(f"`pip install '{what}'`" for what in dict.fromkeys(entry.plugin.requires.values()))
-    return f"| [{entry.name}](#{entry.name}) | {entry.plugin.summary} | {needs} |\n"
-
-
-def _section(entry: Entry) -> str:
-    config = entry.call("config")
-    module = (inspect.getdoc(importlib.import_module(config.__module__)) or "").replace("``", "`")
-    if config.__module__.endswith(".options"):
-        module = (inspect.getdoc(entry.plugin.build.resolve()) or "").replace("``", "`")
-    options = "\n".join(option_lines(config.model_json_schema())) or "  none"
-    return f"\n### {entry.name}\n\n{module}\n\nOptions:\n\n```\n{options}\n```\n"
+    return f"| [{entry.name}](rewards/{entry.name}.md) | {entry.plugin.summary} | {needs} |\n"
 
 
 if __name__ == "__main__":

@@ -14,4 +14,5 @@ def reward(samples: list) -> list[float]:
 
 data = Path(__file__).parent / "data" / "train.parquet"
 result = rlx.train(algo="ppo", reward=reward, data=data, steps=5, train={"batch_size": 3})
+print("mean reward of the last step:", round(result.metrics["reward/mean"], 3))
 print("trained:", result.checkpoint / "actor")

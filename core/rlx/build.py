@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -28,13 +30,17 @@ from rlx.models import (
     without_adapter,
 )
 from rlx.plan import Plan
-from rlx.ranks import Ranks
+from rlx.ranks import Ranks, seed_everything
+from rlx.recorder import Recorder
 from rlx.reference import cached_reference
 from rlx.rewards import RewardPanel
 from rlx.rollouts import RolloutSource
 from rlx.sources import Cursor, OfflineSource, Source
-from rlx.trainer import Recorder, Trainer, seed_everything
-from rlx_sdk import Algorithm, Role, RolloutContext, Sampling
+from rlx.trainer import Trainer
+from rlx_sdk import Algorithm, InputError, Role, RolloutContext, Sampling
+
+FUSED_FROM = 2e15
+"""Tokens times weights of a run that compiling fused kernels is worth: half a minute (docs/performance.md)."""
 
 
 def build(plan: Plan, inputs: Inputs, ranks: Ranks, recorder: Recorder) -> Trainer:
@@ -50,12 +56,12 @@ def build(plan: Plan, inputs: Inputs, ranks: Ranks, recorder: Recorder) -> Train
     modules: dict[Role, Any] = {}
     engines: dict[Role, Engine] = {}
     for role in sorted(needs.trains):  # one is split before the next is loaded
-        modules[role] = _load(plan, role, dtype, device)
+        modules[role] = _load(plan, inputs, role, dtype, device)
         engines[role] = build_engine(plan, inputs, role, modules[role], dtype)
     handles: dict[Role, Any] = {role: make(engine, in_step=ranks if engine.in_step else None)
                                 for role, engine in engines.items()}
     for role in sorted(needs.frozen):
-        load = partial(_frozen, plan, role, modules, handles, lambda r: make(_load(plan, r, dtype, device)))
+        load = partial(_frozen, plan, role, modules, handles, lambda r: make(_load(plan, inputs, r, dtype, device)))
         cached = role == "reference" and needs.data != "rollouts" and spec.model.reference.cache
         handles[role] = cached_reference(plan, inputs, ranks, load, recorder.note) if cached else load()
     algorithm = plan.algorithm.build()
@@ -88,7 +94,7 @@ def resume(trainer: Trainer, checkpoint: Path, state: dict[str, Any]) -> None:
     trainer.load_state_dict(state, lambda role: SavedTensors(checkpoint, role))
 
 
-def _load(plan: Plan, role: Role, dtype: torch.dtype, device: str) -> Any:
+def _load(plan: Plan, inputs: Inputs, role: Role, dtype: torch.dtype, device: str) -> Any:
     model = plan.spec.model
     if role in ("policy", "reference"):
         path = model.reference.path if role == "reference" and model.reference.path else model.path
@@ -98,12 +104,31 @@ def _load(plan: Plan, role: Role, dtype: torch.dtype, device: str) -> Any:
         module = Scorer(load_scorer(start, dtype, model.trust_remote_code).to(device))
     if plan.spec.train.packing:
         module.pack()
+    if _fuses(plan, inputs, sum(weight.numel() for weight in module.parameters()), device):
+        module.fuse()
     module.requires_grad_(role in plan.needs.trains)
     if role == "policy" and model.lora is not None:
         targets = model.lora.targets
         module.model = add_lora(module.model, model.lora.rank, model.lora.alpha,
                                 targets if isinstance(targets, str) else list(targets))
     return module.eval()  # dropout would make old and new logprobs of one policy differ
+
+
+def _fuses(plan: Plan, inputs: Inputs, weights: int, device: str) -> bool:
+    engine, compiler = plan.spec.engine, os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+    if engine.compile and not compiler:
+        raise InputError("engine.compile needs a C compiler (gcc or clang), and there is none; install one, or leave "
+                         "it out.")
+    worth = device != "cpu" and engine.zero_stage < 3 and weights * _tokens(plan, inputs) >= FUSED_FROM
+    return worth and compiler is not None if engine.compile is None else engine.compile
+
+
+def _tokens(plan: Plan, inputs: Inputs) -> int:
+    """Of the run, at most: that are sampled, or read."""
+    rows = inputs.total_steps * plan.spec.train.batch_size
+    if plan.rollout is None:
+        return int(rows * inputs.train.mean_tokens)
+    return rows * plan.group_size * plan.spec.rollout.max_completion
 
 
 def _source(plan: Plan, algorithm: Algorithm[Any], inputs: Inputs, modules: dict[Role, Any],
@@ -122,7 +147,7 @@ def _source(plan: Plan, algorithm: Algorithm[Any], inputs: Inputs, modules: dict
     backend = plan.rollout.build(RolloutContext(
         modules["policy"].model, spec.model.path, tokenizer.stop_token_ids, tokenizer.pad_token_id, device,
         str(dtype).removeprefix("torch."), context_length(Path(spec.model.path)) or longest,
-        engines["policy"].whole, inputs.total_steps * spec.train.batch_size // ranks.world * plan.group_size * limit))
+        engines["policy"].whole, _tokens(plan, inputs) // ranks.world))
     source = RolloutSource(inputs.train, inputs.held_out, cursor, tokenizer, backend, rewards, sampling, evaluation,
                            plan.group_size, spec.run.seed, plan.needs, algorithm.keep, spec.run.sample_every)
     return source, backend.exact

@@ -66,13 +66,15 @@ def _batch(plan: Plan, inputs: Inputs, ranks: int) -> str:
     """The arithmetic of a step."""
     train, group = plan.spec.train, plan.group_size if plan.needs.data == "rollouts" else 1
     rows = train.batch_size * group
-    parts = [f"{train.batch_size} prompts x {group} completions = " * (group > 1) + f"{rows} rows a step"]
+    step = f"{train.batch_size} prompts x {group} completions = " * (group > 1) + f"{rows} rows a step"
     if ranks > 1:
-        parts.append(f"{rows / ranks:g} a rank")
+        idle = max(0, ranks - rows // train.minibatches)
+        padding = f"{count(idle, 'rank has', 'ranks have')} a row of padding alone" if idle else "none is padding"
+        step += f" on {ranks} ranks, {rows / ranks:.3g} each on average, by length, {padding}"
     updates = count(train.minibatches * train.update_epochs, "optimizer step")
-    parts.append(f"{updates} of {rows / train.minibatches:g} rows")
     passes = inputs.total_steps * train.batch_size / len(inputs.train)
-    return f"{', '.join(parts)}; {inputs.total_steps} steps are {passes:.2g} passes over {len(inputs.train)} rows"
+    return (f"{step}; {updates} of {rows / train.minibatches:g} rows; {inputs.total_steps} steps are {passes:.2g} "
+            f"passes over {len(inputs.train)} rows")
 
 
 def _lengths(plan: Plan, train: Prepared) -> str:

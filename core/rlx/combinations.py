@@ -54,6 +54,9 @@ def conflicts(plan: Plan, registry: Registry) -> Iterator[str]:
     spec, needs, name = plan.spec, plan.needs, plan.algorithm.name
     if spec.model.lora and find_spec("peft") is None:
         yield "model.lora needs the package 'peft', which is not installed: pip install 'rlx[peft]'"
+    if spec.engine.deterministic and plan.rollout and not plan.rollout.entry.plugin.deterministic:
+        yield (f"engine.deterministic: what the rollout backend '{plan.rollout.name}' samples depends on what it "
+               "computes side by side; use --rollout hf, or leave the setting out")
     if needs.rewards and not spec.rewards:
         rewards = listing((e.name for e in registry.entries("reward")), 12)
         yield f"{name} needs a reward: give --reward NAME (installed: {rewards})"
@@ -84,6 +87,8 @@ def conflicts(plan: Plan, registry: Registry) -> Iterator[str]:
                f"checkpoints are written every {save} (run.save_every): make that a multiple of run.eval_every")
     if spec.engine.offload == "all" and spec.engine.zero_stage < 3:
         yield "engine.offload = all moves weights that are split over the ranks: set engine.zero_stage = 3 with it"
+    if spec.engine.compile and spec.engine.zero_stage == 3:
+        yield "engine.compile fuses what engine.zero_stage = 3 gathers and drops layer by layer: use stage 1 or 2"
     if spec.train.steps is None and spec.train.epochs is None:
         yield "no length: give --steps N, or train.epochs"
     if spec.train.steps is not None and spec.train.epochs is not None:

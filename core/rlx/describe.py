@@ -6,7 +6,7 @@ import importlib
 import inspect
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from rlx.registry import KINDS, Entry, Registry
 from rlx.spec import Spec
@@ -49,27 +49,62 @@ def describe_algorithm(entry: Entry) -> dict[str, Any]:
             "when": " ".join(text.partition(_WHEN)[2].partition("\n\n")[0].split())}
 
 
+class Option(NamedTuple):
+    """One option, or a group of them, whose type says so."""
+
+    name: str
+    """With those of the groups it is in: ``kl.coef``; ``rewards[].name`` within a list."""
+    type: str
+    default: str | None
+    """As JSON; None for one that must be given, and for a group."""
+    meaning: str
+
+
+def options(schema: Mapping[str, Any]) -> Iterator[Option]:
+    """The options of a JSON schema, groups before what is in them."""
+    yield from _options(schema, schema.get("$defs", {}), "", {})
+
+
+def _options(schema: Mapping[str, Any], definitions: Mapping[str, Any], before: str,
+             defaults: Mapping[str, Any]) -> Iterator[Option]:
+    for name, plain in schema.get("properties", {}).items():
+        field = {**plain, "default": defaults[name]} if name in defaults else plain  # the group's own come first
+        found = [(how, definitions.get(part.get("$ref", "").rpartition("/")[2])) for how, part in _parts(field)]
+        how, group = next(((how, group) for how, group in found if group is not None), ("", None))
+        meaning = field.get("description", (group or {}).get("description", ""))
+        default = json.dumps(field["default"], ensure_ascii=False) if "default" in field else None
+        yield Option(before + name, how if group else _type(field), default if how != "group" else None,
+                     " ".join(meaning.split()))
+        if group is not None:
+            inner = field.get("default") if how == "group" else None
+            yield from _options(group, definitions, f"{before}{name}{'[]' if how.startswith('list') else ''}.",
+                                inner or {})
+
+
+def _parts(field: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Where a group may stand in a field."""
+    yield "group", field
+    yield "list of groups", field.get("items", {})
+    for part in field.get("anyOf", ()):
+        yield "group or null", part
+
+
 def option_lines(schema: Mapping[str, Any]) -> Iterator[str]:
     """``name: type = default  what it does``, one line an option."""
-    yield from _lines(schema, schema.get("$defs", {}), "  ")
-
-
-def _lines(schema: Mapping[str, Any], definitions: Mapping[str, Any], indent: str) -> Iterator[str]:
-    for name, field in schema.get("properties", {}).items():
-        nested = definitions.get(field.get("$ref", "").rpartition("/")[2])
-        if nested is not None:
-            yield f"{indent}{name}: {field.get('description', nested.get('description', ''))}"
-            yield from _lines(nested, definitions, indent + "  ")
-        else:
-            default = f" = {json.dumps(field['default'], ensure_ascii=False)}" if "default" in field else ""
-            yield f"{indent}{name}: {_type(field)}{default}  {field.get('description', '')}"
+    for name, kind, default, meaning in options(schema):
+        shown = "" if kind == "group" else f"{kind}{f' = {default}' if default is not None else ''}  "
+        yield f"{'  ' * (name.count('.') + 1)}{name.rpartition('.')[2]}: {shown}{meaning}"
 
 
 def _type(field: Mapping[str, Any]) -> str:
     if "anyOf" in field:
         return " or ".join(_type(f) for f in field["anyOf"])
-    if "enum" in field:
-        return " | ".join(map(str, field["enum"]))
+    if "enum" in field or "const" in field:
+        return " | ".join(map(str, field.get("enum", [field.get("const")])))
+    if field.get("type") in ("array", "object"):
+        inner = field.get("items", field.get("additionalProperties"))
+        of = _type(inner) if isinstance(inner, Mapping) else "any"
+        return {"array": "list", "object": "mapping"}[field["type"]] + ("" if of == "any" else f" of {of}")
     low, high = (next((f"{sign} {field[k]}" for k, sign in keys if k in field), "") for keys in (
         (("minimum", ">="), ("exclusiveMinimum", ">")), (("maximum", "<="), ("exclusiveMaximum", "<"))))
     bounds = ", ".join(b for b in (low, high) if b)

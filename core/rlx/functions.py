@@ -34,6 +34,8 @@ def find_reward(registry: Registry, text: str) -> tuple[Entry, dict[str, Any]]:
     try:
         return registry.named("reward", text)
     except PluginError:
+        if text.endswith(".py"):
+            raise PluginError(f"reward '{text}' is a file; name the function in it: {text}:FUNCTION") from None
         if not colon or registry.offers("reward", text.partition(":")[0]) or "//" in text:
             raise
     module, version = _file(place, text) if place.endswith(".py") else (_module(place, text, registry), "")

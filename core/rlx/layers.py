@@ -44,13 +44,21 @@ def _resolvers() -> Iterator[tuple[str, str, str]]:
     yield "null", r"^(?:~|null|Null|NULL|)$", "~nN\0"
     yield "bool", r"^(?:true|True|TRUE|false|False|FALSE)$", "tTfF"
     yield "int", r"^[-+]?(?:0|[1-9][0-9]*)$", "-+0123456789"
-    yield "float", r"^[-+]?(?:\.[0-9]+|[0-9]+\.[0-9]*|[0-9]+(?=[eE]))(?:[eE][-+]?[0-9]+)?$", "-+0123456789."
+    number = r"[-+]?(?:\.[0-9]+|[0-9]+\.[0-9]*|[0-9]+(?=[eE]))(?:[eE][-+]?[0-9]+)?"
+    yield "float", rf"^(?:{number}|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$", "-+0123456789."
 
 
 class _Dumper(yaml.SafeDumper):
     """Quotes text that `_Loader` or another YAML reader would take for something else."""
 
 
+def _text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
+    """Line ends that other styles would turn into plain ones are escaped."""
+    style = '"' if any(end in text for end in "\r\x85\u2028\u2029") else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _text)
 for _tag, _pattern, _first in _resolvers():
     for _taught in (_Loader, _Dumper):
         _taught.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(_pattern),

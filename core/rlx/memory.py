@@ -1,14 +1,21 @@
 """How much memory a run needs, part by part, estimated from the model's files and the spec. No torch.
 
-Bytes a weight, as DeepSpeed holds them (measured in docs/engine.md): working weights 2 in bfloat16, masters 4, Adam's
-moments 8, accumulated gradients 4; at stage 1 also the working gradients, and one flat copy of the accumulated ones
-while the optimizer steps. The stages divide what they split by the number of ranks.
+First principles, compared with what is really alive in small runs (tests/spec/test_memory.py): what DeepSpeed holds a
+trained weight, what autograd keeps a token of an HF Llama or Qwen2 layer, and what the head takes for a moment.
+
+| bytes held | stage 1, bfloat16 | stage 1, float32 | stage 2 | stage 3 |
+|---|---|---|---|---|
+| working weights | 2 | 4 | 2 or 4 | 2 or 4, split |
+| masters, moments | 12, split | 12, split | 12, split | 12, split |
+| accumulated gradients | 4 | in passes: 4 | in passes: 4, split | 4, split |
+| working gradients, in passes | 2 | | | |
+| a bucket of gradients (of at most 500 million) | | in passes: 4 | in passes: 2 or 4 | 2 or 4 |
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -17,8 +24,12 @@ from typing import Any
 from rlx.spec import EngineSpec
 
 GIB = 2**30
-LOGITS = 1 << 24
-"""Logits in a chunk (`rlx.models.logprobs`); it and what is made of it are there five times, in float32."""
+LOGITS = 1 << 27
+"""Logits in a chunk on a GPU (`rlx.models.logprobs`); in float32, it and what is made of it are there five times."""
+BUCKET = 500_000_000
+"""Gradients that are reduced at once, at most; `rlx.engine` makes the bucket smaller for smaller models."""
+LIVE = 1_000_000_000
+"""Weights that stage 3 keeps gathered, at most: DeepSpeed's default."""
 
 
 @dataclass(frozen=True)
@@ -30,25 +41,49 @@ class Shape:
     hidden: int
     inner: int
     vocabulary: int
-    kv: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    tied: bool = True
 
     @property
-    def layer_elements(self) -> int:
-        """Numbers that a decoder layer keeps a token for its backward pass, with flash attention."""
-        return 20 * self.hidden + 4 * self.inner
+    def attention(self) -> int:
+        """Width of queries, and of what attention gives."""
+        return self.heads * self.head_dim
+
+    @property
+    def kv(self) -> int:
+        """Width of keys, and of values."""
+        return self.kv_heads * self.head_dim
+
+    @property
+    def head(self) -> int:
+        """Weights of the output layer."""
+        return self.vocabulary * self.hidden
+
+    def layer_elements(self, half: bool, row: int, masked: bool) -> int:
+        """Numbers of the working width that a decoder layer keeps a token for its backward pass.
+
+        Of the MLP gate, up, activation and product; of each norm its input and what it gives, in bfloat16 also both in
+        between, one of them in float32; of attention queries, keys, values and the result. A mask keeps flash attention
+        away, as does float32 with fewer keys than queries, for which torch computes and keeps all scores.
+        """
+        scores = row if masked else self.heads * row if not half and self.kv < self.attention else 0
+        attention = 4 * self.attention if scores else 2 * (self.attention + self.kv)
+        return 4 * self.inner + (8 if half else 6) * self.hidden + attention + scores
 
 
 def shape_of(folder: Path) -> Shape | None:
     """Of an HF folder with safetensors; None where that cannot be known without loading it."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        tied = config.get("tie_word_embeddings", True)
         config = config.get("text_config", config)
         weights = sum(prod(tensor["shape"]) for file in sorted(folder.glob("*.safetensors"))
                       for name, tensor in _header(file).items() if name != "__metadata__")
         hidden, heads = config["hidden_size"], config["num_attention_heads"]
-        kv = (config.get("num_key_value_heads") or heads) * (config.get("head_dim") or hidden // heads)
-        layers, inner = config["num_hidden_layers"], config["intermediate_size"]
-        return Shape(weights, layers, hidden, inner, config["vocab_size"], kv)
+        return Shape(weights, config["num_hidden_layers"], hidden, config["intermediate_size"], config["vocab_size"],
+                     heads, config.get("num_key_value_heads") or heads, config.get("head_dim") or hidden // heads, tied)
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -70,11 +105,36 @@ def lora_weights(shape: Shape, rank: int) -> int:
 
 @dataclass(frozen=True)
 class Role:
-    """A model of a run; ``trained`` counts the weights that are."""
+    """A model of a run; ``trained`` counts the weights that are; with a head it gives logprobs, without one scores."""
 
     name: str
     shape: Shape
     trained: int
+    head: bool = True
+
+    @property
+    def weights(self) -> int:
+        """Those that are loaded."""
+        return self.shape.weights - (0 if self.head or self.shape.tied else self.shape.head)
+
+
+@dataclass(frozen=True)
+class Load:
+    """What is computed at once.
+
+    Attributes:
+        tokens: of one forward and backward pass.
+        row: tokens of its longest row.
+        masked: attention is told which tokens see which (pairs behind one prompt, packed rows).
+        sampled: tokens in the KV cache at once, over this rank's completions.
+        sampled_rows: completions sampled at once.
+    """
+
+    tokens: int
+    row: int
+    masked: bool = False
+    sampled: int = 0
+    sampled_rows: int = 0
 
 
 @dataclass(frozen=True)
@@ -86,8 +146,7 @@ class Estimate:
     phase: str
 
 
-def estimate(roles: list[Role], engine: EngineSpec, half: bool, ranks: int, pass_tokens: int,
-             sampled_tokens: int = 0) -> Estimate:
+def estimate(roles: list[Role], engine: EngineSpec, half: bool, ranks: int, load: Load) -> Estimate:
     """The memory of one rank.
 
     Args:
@@ -95,35 +154,59 @@ def estimate(roles: list[Role], engine: EngineSpec, half: bool, ranks: int, pass
         engine: ZeRO stage, offload, activation checkpointing.
         half: bfloat16 weights, else float32.
         ranks: GPUs.
-        pass_tokens: of one forward and backward pass.
-        sampled_tokens: in the KV cache at once, over this rank's completions.
+        load: what is computed at once.
     """
-    width, stage, split = 2 if half else 4, engine.zero_stage, ranks if engine.zero_stage >= 2 else 1
-    weights = sum(role.shape.weights * width / (ranks if stage == 3 and role.trained else 1) for role in roles)
+    width, gathered = 2 if half else 4, engine.zero_stage == 3 and ranks > 1
+    weights = sum(role.weights / (ranks if gathered and role.trained else 1) for role in roles) * width
     weights = 0 if engine.offload == "all" else weights
-    optimizer = 0 if engine.offload else sum(12 * role.trained / ranks for role in roles)
+    weights += width * min(LIVE, max(role.weights for role in roles)) if gathered or engine.offload == "all" else 0
     trained = [role for role in roles if role.trained]
-    updates = {role.name: dict(_update(role, engine, width, ranks, split, pass_tokens)) for role in trained}
-    largest = max(updates, key=lambda name: sum(updates[name].values()))
+    optimizer = 0 if engine.offload else sum(12 * role.trained / ranks for role in trained)
+    held = sum(_gradients(role, engine, width, ranks)[0] for role in trained)
+    updates = {role.name: _update(role, engine, half, ranks, load) for role in trained}
+    largest = max(updates, key=lambda name: sum(updates[name]))
+    gradients, activations = updates[largest]
     policy = roles[0].shape
-    cache = 2 * policy.layers * policy.kv * width * sampled_tokens
-    peaks = {f"the update of the {largest}": sum(updates[largest].values()), "rollouts": cache}
+    cache = 2 * policy.layers * policy.kv * width * load.sampled + 24 * policy.vocabulary * load.sampled_rows
+    peaks = {f"the update of the {largest}": gradients + activations, "rollouts": cache}
     phase = max(peaks, key=lambda name: peaks[name])
-    parts = {"weights": weights, "optimizer": optimizer, **updates[largest], "KV cache": cache}
-    return Estimate(parts, weights + optimizer + peaks[phase], phase)
+    parts = {"weights": weights, "optimizer": optimizer, "gradients": held + gradients, "activations": activations,
+             "KV cache": cache}
+    return Estimate(parts, weights + optimizer + held + peaks[phase], phase)
 
 
-def _update(role: Role, engine: EngineSpec, width: int, ranks: int, split: int,
-            tokens: int) -> Iterator[tuple[str, float]]:
-    """What is there only while a role learns."""
-    shape, kept = role.shape, role.shape.layer_elements
-    per_token = shape.layers * shape.hidden + kept if engine.activation_checkpointing else shape.layers * kept
-    yield "gradients", role.trained * ((0 if engine.offload else 4 / split)
-                                       + (width + 4 / ranks if engine.zero_stage == 1 else 0))
-    yield "activations", float(tokens * per_token * width + 20 * min(LOGITS, tokens * shape.vocabulary)
-                               + 4 * shape.vocabulary * shape.hidden)
+def _gradients(role: Role, engine: EngineSpec, width: int, ranks: int) -> tuple[float, float, float]:
+    """Bytes that are held always, in passes beside that, and when gradients are reduced or applied beside both."""
+    n, bucket = role.trained, width * min(BUCKET, role.trained)
+    share = 0 if engine.offload else 4 * n / ranks
+    if engine.zero_stage == 1 and width == 2 and not engine.offload:
+        return 4 * n, 2 * n, 2 * n / ranks
+    if engine.zero_stage == 1:
+        return 0, 4 * n + bucket, 4 * n / ranks
+    if engine.zero_stage == 2:
+        return 0, share + bucket, bucket + 4 * role.shape.head
+    return share + bucket, 0, bucket + bucket / width * 4
+
+
+def _update(role: Role, engine: EngineSpec, half: bool, ranks: int, load: Load) -> tuple[float, float]:
+    """Gradients and activations that are there only while a role learns.
+
+    The gradient of the head is summed in float32, and is not needed where the head is not trained.
+    """
+    shape, width, tokens = role.shape, 2 if half else 4, load.tokens
+    kept = shape.layer_elements(half, load.row, load.masked)
+    chunk = 20 * min(LOGITS, tokens * shape.vocabulary) if role.head else 0
+    head = chunk + (6 * shape.head if role.head and role.trained == shape.weights else 0)
+    layers, moment = kept * shape.layers, 2 * shape.inner
+    if engine.activation_checkpointing:
+        layers, moment = shape.layers * shape.hidden, kept + moment
+    activations = tokens * width * (layers + 6 * shape.hidden) + max(head, tokens * width * moment)
+    _, passing, ending = _gradients(role, engine, width, ranks)
+    if role.trained > BUCKET and engine.zero_stage > 1:  # reduced during the backward pass, not only after it
+        return passing + ending, float(activations)
+    return passing + max(0, ending - activations), float(activations)
 
 
 def checkpoint_bytes(roles: list[Role], half: bool) -> int:
     """On disk: the HF folder in the working dtype, and float32 weights and moments."""
-    return sum(role.shape.weights * (2 if half else 4) + 12 * role.trained for role in roles if role.trained)
+    return sum(role.weights * (2 if half else 4) + 12 * role.trained for role in roles if role.trained)

@@ -80,7 +80,7 @@ def _together(scalars: Sequence[Tensor]) -> Tensor:
 
 
 class Phases:
-    """Seconds spent in each named phase of a step, and the memory of this rank's GPU."""
+    """Seconds spent in each named phase of a step, and the memory of this rank's GPU; ``a/b`` is a part of ``a``."""
 
     def __init__(self, begun: Callable[[str], None] = lambda name: None) -> None:
         """Start the step's clock; ``begun`` is told of each phase."""

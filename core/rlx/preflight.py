@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 from rlx.data import Prepared
 from rlx.faults import ways_to_save
 from rlx.inputs import Inputs
-from rlx.memory import GIB, Estimate, Role, checkpoint_bytes, estimate, lora_weights, shape_of
+from rlx.memory import GIB, Estimate, Load, Role, checkpoint_bytes, estimate, lora_weights, shape_of
 from rlx.models import pick_device, pick_dtype
 from rlx.plan import Plan
 from rlx.spec import RunSpec
@@ -35,9 +36,9 @@ def roles_of(plan: Plan) -> list[Role] | None:
         shape = shape_of(Path(other.get(name) or model.path).expanduser())
         if shape is None:
             return None
-        trained = shape.weights if name in plan.needs.trains else 0
-        trained = lora_weights(shape, model.lora.rank) if trained and name == "policy" and model.lora else trained
-        found.append(Role(name, shape, trained))
+        role = Role(name, shape, 0, head=name in ("policy", "reference"))
+        adapter = lora_weights(shape, model.lora.rank) if name == "policy" and model.lora else 0
+        found.append(replace(role, trained=adapter or role.weights) if name in plan.needs.trains else role)
     return sorted(found, key=lambda role: role.name != "policy")
 
 
@@ -52,16 +53,27 @@ def row_tokens(train: Prepared) -> Any:
 
 def estimate_memory(plan: Plan, inputs: Inputs, ranks: int) -> Estimate | None:
     """Of one rank; None where a model's size is not known."""
-    roles, spec = roles_of(plan), plan.spec
-    if roles is None:
-        return None
-    sampled = plan.needs.data == "rollouts"
-    longest = int(row_tokens(inputs.train).max()) + (spec.rollout.max_completion if sampled else 0)
-    rows = -(-spec.train.batch_size * (plan.group_size if sampled else 1) // ranks)
-    tokens = max(longest, min(spec.train.micro_tokens, -(-rows // spec.train.minibatches) * longest))
-    cached = plan.rollout.entry.call("cached_tokens", plan.rollout.options) if plan.rollout else 0
-    half = pick_dtype(spec.engine.dtype, pick_device()) == torch.bfloat16
-    return estimate(roles, spec.engine, half, ranks, tokens, min(cached, rows * longest))
+    roles, engine = roles_of(plan), plan.spec.engine
+    half = pick_dtype(engine.dtype, pick_device()) == torch.bfloat16
+    return estimate(roles, engine, half, ranks, _load(plan, inputs.train, ranks)) if roles else None
+
+
+def _load(plan: Plan, data: Prepared, ranks: int) -> Load:
+    """What is computed at once: of the longest rows as many as a pass may hold."""
+    train, rollout, lengths = plan.spec.train, plan.rollout, row_tokens(data)
+    longest = int(lengths.max()) + (plan.spec.rollout.max_completion if rollout else 0)
+    rows = -(-train.batch_size * (plan.group_size if rollout else 1) // ranks)
+    in_pass = min(-(-rows // train.minibatches), train.micro_batch or rows)
+    tokens = max(longest, min(train.micro_tokens, in_pass * longest))
+    cached = min(rollout.entry.call("cached_tokens", rollout.options), rows * longest) if rollout else 0
+    sampled = -(-cached // longest)
+    if train.packing:
+        tokens = max(longest, min(train.micro_tokens, int(np.sort(lengths)[-in_pass:].sum())))
+        return Load(tokens, tokens, True, cached, sampled)
+    if "chosen" in data.table.column_names and "policy" in plan.needs.trains:  # both answers behind one prompt
+        joined = int((lengths - pc.list_value_length(data.table.column("prompt")).to_numpy()).max())
+        return Load(tokens * joined // longest, joined, True)
+    return Load(tokens, longest, False, cached, sampled)
 
 
 def memory_text(found: Estimate, plan: Plan, ranks: int) -> tuple[str, bool]:
@@ -117,7 +129,8 @@ def problems(plan: Plan, inputs: Inputs) -> list[str]:
 
 
 def start_problems(plan: Plan, inputs: Inputs) -> Iterator[str]:
-    """What trackers say will fail when they start; and a column to split evaluations by that is not there."""
+    """What trackers say will fail when they start; token ids and columns that are not there."""
+    yield from vocabulary_problems(plan, inputs)
     name, held_out = plan.spec.data.source, inputs.held_out
     if name and held_out and name not in held_out.rows.columns:
         yield (f"data.source: '{held_out.rows.file}' has no column '{name}', it has "
@@ -126,3 +139,17 @@ def start_problems(plan: Plan, inputs: Inputs) -> Iterator[str]:
         problem = tracker.entry.call("preflight", tracker.options)
         if problem:
             yield f"tracker '{tracker.name}': {problem}"
+
+
+def vocabulary_problems(plan: Plan, inputs: Inputs) -> Iterator[str]:
+    """Token ids in the data for which the model has no embedding, which it would call an index out of range."""
+    path, table = plan.spec.model.path, inputs.train.table
+    shape = shape_of(Path(path).expanduser())
+    if shape is None or len(inputs.tokenizer.hf) <= shape.vocabulary:
+        return
+    top = max(pc.max(pc.list_flatten(table.column(name))).as_py() for name in table.column_names
+              if name in ("prompt", "completion", "chosen", "rejected"))
+    if top >= shape.vocabulary:
+        yield (f"the tokenizer of '{path}' gives token ids up to {top:,} for this data, and the model has embeddings "
+               f"for {shape.vocabulary:,} only: they do not belong together. Put the model's own tokenizer files "
+               f"there, or resize_token_embeddings({len(inputs.tokenizer.hf)}) of the model with transformers")

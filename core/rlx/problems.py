@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from rlx.looks.peers import called_here
 from rlx.text import did_you_mean, listing
 
 _FLAGS = {"algo": ": give --algo NAME (rlx plugins lists them)", "data": ": give --data FILE"}
@@ -31,7 +32,8 @@ def _finding(error: Any, model: type[BaseModel], loc: tuple[Any, ...]) -> str:
         return f" is missing{_FLAGS.get(loc[0], '')}"
     if kind == "extra_forbidden":
         known = list(parent.model_fields) if (parent := _section(model, loc[:-1])) else []
-        return f" is an unknown setting.{did_you_mean(str(loc[-1]), known)} (known: {listing(known, 20) or 'none'})"
+        hint = "".join(f" {s}." for s in called_here(_dotted(loc), error["input"])) or did_you_mean(str(loc[-1]), known)
+        return f" is an unknown setting.{hint} (known: {listing(known, 20) or 'none'})"
     if kind == "value_error":
         return f": {error['ctx']['error']}"
     if section and error["input"] is None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -110,3 +112,11 @@ def start_distributed(patience: float = 7200) -> Ranks:
 def _leave() -> None:
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
+
+
+def seed_everything(seed: int, step: int, rank: int) -> None:
+    """Set every global generator from the step alone, so that a resumed run draws what the unbroken one would."""
+    drawn = np.random.SeedSequence([seed, step, rank]).generate_state(1)[0]
+    random.seed(int(drawn))
+    np.random.seed(int(drawn))
+    torch.manual_seed(int(drawn))

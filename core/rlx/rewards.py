@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import logging
+import math
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
@@ -125,6 +126,10 @@ class RewardPanel:
                     found.spans[i] += [(end, provider.spec.weight * value) for end, value in score.spans]
                     for part, number in score.parts.items():
                         found.parts.setdefault(f"{provider.name}/{part}", []).append(number)
+        for i, total in enumerate(found.rewards):
+            if not math.isfinite(total) or not math.isfinite(found.totals[i]):
+                raise RewardError(f"the weighted sum of the rewards is not finite for sample {i + 1} of {n} "
+                                  f"(data {rows[i]}); lower the weights or the rewards")
         if self._normalised and any(found.spans):
             raise RewardError("a reward gave rewards of steps (Score.spans), which combine = normalized cannot use")
         return found

@@ -47,13 +47,14 @@ def run(plan: Plan, view: View) -> Result:
         RunStopped: a signal asked for the end.
     """
     from rlx.checkpoint import read_state
+    from rlx.determinism import deterministic
     from rlx.inputs import read_inputs
     from rlx.logs import library_log
     from rlx.ranks import start_distributed
     from rlx.runs import open_run, same_data
     from rlx.watch import StopSignals, Watchdog
 
-    with contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack, deterministic(plan.spec.engine.deterministic):
         with library_log(None):
             ranks = start_distributed(plan.spec.run.stuck_after)
         view = view if ranks.first else view.silent()
@@ -94,8 +95,8 @@ def run(plan: Plan, view: View) -> Result:
         if trainer.step < trainer.total_steps:
             raise _stopped(trainer, recorder, folder)
         assert recorder.checkpoint is not None
-        return Result(folder.path, recorder.checkpoint, trainer.step, {
-            n: value for n, value in {**recorder.last, **recorder.last_eval}.items() if math.isfinite(value)})
+        metrics = {name: x for name, x in {**recorder.last, **recorder.last_eval}.items() if math.isfinite(x)}
+        return Result(folder.path, recorder.checkpoint, trainer.step, metrics)
 
 
 def _preflight(plan: Plan, inputs: Any, ranks: int, view: View) -> None:

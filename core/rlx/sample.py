@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from rlx.checkpoint import complete_checkpoints
-from rlx.data import Example, Limits, Tokenizer, load_tokenizer, open_rows, prepare_rows
+from rlx.data import Example, Limits, Rows, Tokenizer, load_tokenizer, open_rows, prepare_rows
+from rlx.data.cache import Progress, unseen
 from rlx.layers import Tree, read_spec_file
 from rlx.logs import library_log
 from rlx.models import load_causal_lm, pick_device, pick_dtype
@@ -41,8 +42,8 @@ class OpenModel:
         """The HF model, loaded when it is first asked for."""
         return load_causal_lm(self.path, self.dtype).to(self.device).eval()
 
-    def prompts(self, prompts: str, limit: int, spec: Tree | None = None) -> list[Prompt]:
-        """Prompts of a file, its columns named as in a run's spec; or the text itself.
+    def prompts(self, prompts: str, limit: int, spec: Tree | None = None, progress: Progress = unseen) -> list[Prompt]:
+        """The first prompts of a file, its columns named as in a run's spec; or the text itself.
 
         Raises:
             DataError: there is none, or the file cannot be read.
@@ -54,9 +55,9 @@ class OpenModel:
             return [Prompt(example, self.tokenizer.encode_prompt(example.prompt))]
         data = (spec or {}).get("data", {})
         cache = Path(data.get("cache", "~/.cache/rlx")).expanduser()
-        prepared = prepare_rows(open_rows(prompts, cache), "rollouts", self.tokenizer, Limits(),
-                                data.get("columns", {}), cache)
-        return [Prompt(prepared.example(i), prepared.ids(i, "prompt")) for i in range(min(limit, len(prepared)))]
+        rows = first_rows(open_rows(prompts, cache, progress), limit)
+        prepared = prepare_rows(rows, "rollouts", self.tokenizer, Limits(), data.get("columns", {}), cache)
+        return [Prompt(prepared.example(i), prepared.ids(i, "prompt")) for i in range(len(prepared))]
 
     def complete(self, prompts: Sequence[Prompt], sampling: Sampling, n: int, seed: int,
                  rollout: str = "hf") -> list[list[Generation]]:
@@ -81,9 +82,16 @@ class OpenModel:
         return [done[i] for i in range(len(prompts))]
 
 
+def first_rows(rows: Rows, n: int) -> Rows:
+    """The first rows alone, of however large a file."""
+    files = [replace(file, table=file.table.slice(0, max(0, n - start)))
+             for file, start in zip(rows.files, (0, *rows.ends), strict=False)]
+    return replace(rows, files=tuple(files), fingerprint=f"{rows.fingerprint}[:{n}]")
+
+
 def sample_model(checkpoint: str, prompts: str, *, n: int, limit: int, max_completion: int, seed: int,
                  temperature: float, top_p: float = 1.0, top_k: int | None = None,
-                 rollout: str = "hf") -> list[dict[str, Any]]:
+                 rollout: str = "hf", progress: Progress = unseen) -> list[dict[str, Any]]:
     """Sample ``n`` completions of each of the first ``limit`` prompts.
 
     Args:
@@ -97,10 +105,11 @@ def sample_model(checkpoint: str, prompts: str, *, n: int, limit: int, max_compl
         top_p: sample from the smallest set of tokens with this much probability.
         top_k: sample from this many tokens, the likeliest ones.
         rollout: backend that samples.
+        progress: of reading a large file.
     """
     with library_log(None):
         model = OpenModel(checkpoint)
-        asked = model.prompts(prompts, limit, run_spec(checkpoint))
+        asked = model.prompts(prompts, limit, run_spec(checkpoint), progress)
         done = model.complete(asked, Sampling(temperature, top_p, max_completion, top_k), n, seed, rollout)
     samples = [(as_sample(prompt.example, model.tokenizer.decode(g.tokens), g.finish_reason), g)
                for prompt, group in zip(asked, done, strict=True) for g in group]
@@ -112,6 +121,18 @@ def run_spec(given: str) -> Tree | None:
     """The spec of a run; None of anything else."""
     spec = Path(given).expanduser() / "spec.yaml"
     return read_spec_file(spec) if spec.is_file() else None
+
+
+def began_from(run: str) -> str:
+    """The model that a run trained.
+
+    Raises:
+        ModelError: it is no run.
+    """
+    spec = run_spec(run)
+    if spec is None:
+        raise ModelError(f"'{run}' is no run, so nothing says which model it began from: name two models")
+    return str(spec["model"]["path"])
 
 
 def find_model(checkpoint: str) -> str:

@@ -221,6 +221,11 @@ class EngineSpec(Section):
     """What waits in the CPU's memory: masters and moments; with zero_stage 3 also the weights."""
     activation_checkpointing: bool = False
     """Compute activations a second time in the backward pass instead of keeping them."""
+    compile: bool | None = None
+    """Fuse the kernels of layers and logprobs with torch.compile, which takes up to a minute once and needs a C
+    compiler; null: on a GPU, for runs long enough to win that back."""
+    deterministic: bool = False
+    """Only kernels that give the same bits each time, where a GPU has others that are faster."""
 
     @field_validator("dtype", mode="before")
     @classmethod

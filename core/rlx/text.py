@@ -8,9 +8,9 @@ from collections.abc import Iterable
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The known word that looks most like this one, if any does."""
-    near = difflib.get_close_matches(word.lower(), known, n=1, cutoff=0.6)
-    return near[0] if near else None
+    """The known word that looks most like this one, if any does; before others one of the same letters."""
+    near = difflib.get_close_matches(word.lower(), known, n=9, cutoff=0.6)
+    return min(near, key=lambda other: sorted(other) != sorted(word.lower()), default=None)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,49 +16,14 @@ from rlx.faults import Seen, accumulate
 from rlx.handles import RunContext
 from rlx.looks.samples import explain
 from rlx.metrics import Accumulator, Phases
-from rlx.ranks import Ranks
+from rlx.ranks import Ranks, seed_everything
+from rlx.recorder import Recorder
 from rlx.sources import Source
 from rlx.spec import RunSpec, TrainSpec
-from rlx_sdk import Algorithm, Batch, Mean, Role, TrainingError
+from rlx_sdk import Algorithm, Batch, Mean, Role, Sequences, TrainingError
 
 NO_UPDATE = ("no row had a trainable token and a reward, or the gradient was not finite, or the algorithm held it "
              "back; look at reward/judged, pairs and skipped/* in metrics.jsonl")
-
-
-class Recorder(Protocol):
-    """Keeps and shows what happens."""
-
-    def step(self, step: int, metrics: Mapping[str, float], samples: list[dict[str, Any]]) -> None:
-        """A step is done."""
-        ...
-
-    def evaluated(self, step: int, metrics: Mapping[str, float], samples: list[dict[str, Any]]) -> None:
-        """An evaluation is done."""
-        ...
-
-    def skipped(self, step: int, role: Role, rows: list[Batch]) -> None:
-        """An update was skipped; the rows of this rank whose loss was not finite, if it was that."""
-        ...
-
-    def chosen(self, step: int, samples: list[dict[str, Any]]) -> None:
-        """What the policy writes on the chosen prompts after a step."""
-        ...
-
-    def save(self, trainer: Trainer) -> None:
-        """Write a checkpoint."""
-        ...
-
-    def stop_asked(self) -> bool:
-        """Whether the run is to end after this step; the same on all ranks."""
-        ...
-
-    def phase(self, name: str) -> None:
-        """A phase of a step begins."""
-        ...
-
-    def note(self, text: str) -> None:
-        """One thing the user should know."""
-        ...
 
 
 @dataclass
@@ -109,11 +72,12 @@ class Trainer:
             raise TrainingError(f"the data ended at step {self.step} of {self.total_steps}")
         with phase("prepare"), torch.no_grad():
             batch = self.algorithm.prepare(collected.data, self.context)
-            explain(collected.samples, batch, self.ranks)
             whole = concatenate(self.ranks.gather(batch))
-        found.add({**batch.metrics, "update/tokens": Mean(self._trained_tokens(whole), 1)})
+        made = [*batch.sequences.values()]
+        tokens = int(row_lengths(whole).sum()) * self.train.update_epochs
+        found.add({**batch.metrics, "update/tokens": Mean(tokens, 1)})
         with phase("update"):
-            self._count_skipped(self._update(whole, found))
+            self._count_skipped(self._update(whole, found, made, phase))
         if collected.chosen is not None:
             self.recorder.chosen(self.step, collected.chosen)
         self.step += 1
@@ -121,6 +85,7 @@ class Trainer:
             self._sync()
         with phase("record"):
             found.add(phase.memory())
+            explain(collected.samples, made, self.ranks)
             metrics = {**collected.metrics, **found.reduce()}
             self.algorithm.after_step(metrics)
         self.recorder.step(self.step, {**metrics, **phase.metrics(metrics)}, collected.samples)
@@ -135,17 +100,17 @@ class Trainer:
         if collected is None:
             return
         batch = self.algorithm.prepare(collected.data, self.context)
-        explain(collected.samples, batch, self.ranks)
+        made = [*batch.sequences.values()]
         found.add(batch.metrics, "eval/")
         whole = concatenate(self.ranks.gather(batch))
         for role in self.engines:
-            for _ in self._losses(role, whole, found, Seen(), "eval/"):
-                pass  # only measured
+            list(self._losses(role, whole, made, found, Seen(), "eval/"))  # only measured
+        explain(collected.samples, made, self.ranks)
         metrics = {**{f"eval/{name}": value for name, value in collected.metrics.items()}, **found.reduce()}
         self.recorder.evaluated(self.step, metrics, collected.samples)
         self._sync()  # the backend has given its weights back
 
-    def _update(self, batch: Batch, found: Accumulator) -> bool:
+    def _update(self, batch: Batch, found: Accumulator, made: list[Sequences], phase: Phases) -> bool:
         """All passes over the batch of all ranks; whether every role that trains in this step moved."""
         trained = {role: False for role in self.engines if self.algorithm.trains(role, self.step)}
         index = self.step * self.train.update_epochs * self.train.minibatches
@@ -155,16 +120,17 @@ class Trainer:
             for rows in order.tensor_split(self.train.minibatches):
                 minibatch = batch[rows]
                 for role in trained:
-                    trained[role] |= self._minibatch(role, minibatch, found, index)
+                    with phase(f"update/{role}"):
+                        trained[role] |= self._minibatch(role, minibatch, made, found, index)
                 index += 1
         return all(trained.values())
 
-    def _minibatch(self, role: Role, batch: Batch, found: Accumulator, index: int) -> bool:
+    def _minibatch(self, role: Role, batch: Batch, made: list[Sequences], found: Accumulator, index: int) -> bool:
         """One optimizer step, ``index`` of the run: ``Σ weight·loss / Σ weight`` over the minibatch of all ranks."""
         engine, total = self.engines[role], float(batch.weight[role].sum())
         if total == 0:
             return False
-        measured, seen = accumulate(partial(self._losses, role, batch), engine, self.ranks, total, self._smaller)
+        measured, seen = accumulate(partial(self._losses, role, batch, made), engine, self.ranks, total, self._smaller)
         found.merge(measured)
         result = engine.step(index)
         found.add({f"lr/{role}": Mean(result.lr, 1), f"skipped/{role}": Mean(result.skipped, 1)})
@@ -179,8 +145,9 @@ class Trainer:
         self.recorder.note(f"step {self.step + 1}: out of memory; its gradients are made again, from now on with "
                            f"train.micro_tokens = {budget}")
 
-    def _losses(self, role: Role, batch: Batch, found: Accumulator, seen: Seen, prefix: str = "") -> Iterator[Tensor]:
-        """``Σ weight·loss`` of each of this rank's micro-batches."""
+    def _losses(self, role: Role, batch: Batch, made: list[Sequences], found: Accumulator, seen: Seen,
+                prefix: str = "") -> Iterator[Tensor]:
+        """``Σ weight·loss`` of each of this rank's micro-batches; ``made`` gets what became known on the way."""
         train, device, budget = self.train, self.engines[role].device, self.budget or self.train.micro_tokens
         used = batch[batch.weight[role] > 0]  # what has no weight may hold anything
         parts = share_out(used, budget, train.micro_batch, self.ranks, train.packing) if len(used) else ()
@@ -191,10 +158,8 @@ class Trainer:
             if real:
                 found.add({f"loss/{role}": Mean(weighted, weight.sum()), **loss.metrics}, prefix)
                 seen.append((part, loss.rows.detach()))
+                made += [seqs.with_(**loss.per_token) for seqs in rows.sequences.values() if loss.per_token]
             yield weighted
-
-    def _trained_tokens(self, batch: Batch) -> int:
-        return int(row_lengths(batch).sum()) * self.train.update_epochs
 
     def _sync(self) -> None:
         if "policy" in self.engines:
@@ -218,14 +183,6 @@ class Trainer:
         self.algorithm.load_state_dict(state["algorithm"])
         for role, engine in self.engines.items():
             engine.load_state(weights(role), state["updates"][role])
-
-
-def seed_everything(seed: int, step: int, rank: int) -> None:
-    """Set every global generator from the step alone, so that a resumed run draws what the unbroken one would."""
-    drawn = np.random.SeedSequence([seed, step, rank]).generate_state(1)[0]
-    random.seed(int(drawn))
-    np.random.seed(int(drawn))
-    torch.manual_seed(int(drawn))
 
 
 def _due(step: int, every: int | None) -> bool:

@@ -8,9 +8,10 @@ import itertools
 import math
 import sys
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import quantiles
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 from rlx.looks.stats import verdict
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 COLUMNS: tuple[tuple[str, str, str], ...] = (
     ("reward", "reward/mean", ".3f"),
+    ("spread", "reward/std", ".3f"),
     ("length", "length/mean", ".1f"),
     ("kl", "kl/mean", ".3f"),
     ("dead groups", "groups/dead", ".0%"),
@@ -39,7 +41,7 @@ COLUMNS: tuple[tuple[str, str, str], ...] = (
 RECENT = 12
 MOMENT, EVERY = 2.0, 10.0
 """Seconds until progress is shown, and between its lines where there is no terminal."""
-SHOWN_SAMPLES = 3
+SHOWN_SAMPLES, SHOWN_VALUES = 3, 8
 TREND = ("reward/mean", "rewards/accuracy", "loss/policy")
 """The first of these that a run has is drawn as it goes."""
 BARS, WIDTH, CUT = "▁▂▃▄▅▆▇█", 48, 240
@@ -57,7 +59,8 @@ class View:
         """Look at the terminal."""
         from rich.console import Console
 
-        self._console = Console(file=stream or sys.stdout, soft_wrap=True, highlight=False)
+        # In a notebook rich would show everything in the page, whatever stream it was given.
+        self._console = Console(file=stream or sys.stdout, soft_wrap=True, highlight=False, force_jupyter=False)
         self._rows: deque[tuple[int, Mapping[str, float]]] = deque(maxlen=RECENT)
         self._live: Any = None
         self._first: list[dict[str, Any]] | None = None
@@ -162,6 +165,8 @@ class View:
                  "rewards/accuracy")
         facts = [f"{name} {metrics[f'eval/{name}']:.3f}" for name in names if f"eval/{name}" in metrics]
         self._console.print(f"held-out data after step {step}: {', '.join(facts)}", markup=False)
+        if rewards := [line["reward"] for line in samples if line.get("reward") is not None]:
+            self._console.print(f"rewards of held-out prompts: {distribution(rewards)}", markup=False)
         if self._first is None:
             self._first = samples
         elif step == self._total and samples:
@@ -226,6 +231,16 @@ def sparkline(values: Sequence[float]) -> str:
     return f"{known[0]:.3f} {bars} {known[-1]:.3f}"
 
 
+def distribution(values: Sequence[float]) -> str:
+    """How often there is each value; of many values, the lowest, the quartiles and the highest."""
+    counts = Counter(sorted(values))
+    if len(counts) <= SHOWN_VALUES:
+        return ", ".join(f"{value:g} x {n}" for value, n in counts.items())
+    cuts = (min(values), *quantiles(values, method="inclusive"), max(values))
+    titles = ("lowest", "a quarter up to", "half up to", "three quarters up to", "highest")
+    return ", ".join(f"{title} {value:.3g}" for title, value in zip(titles, cuts, strict=True))
+
+
 def side_by_side(title: str, titles: Sequence[str], before: Sequence[Mapping[str, Any]],
                  after: Sequence[Mapping[str, Any]]) -> Table:
     """A table of the same prompts' completions, cut to fit."""
@@ -264,9 +279,15 @@ def _hf_folder(checkpoint: Path) -> Path:
     return min(folders, key=lambda folder: folder.name)
 
 
-def _phases(metrics: Mapping[str, float]) -> str:
-    times = {k.removeprefix("time/"): v for k, v in metrics.items() if k.startswith("time/") and k != "time/step"}
-    return ", ".join(f"{name} {seconds:.2f}s" for name, seconds in times.items())
+def _phases(metrics: Mapping[str, float], prefix: str = "time/") -> str:
+    """Seconds of each phase, and of its parts where it has several."""
+    found = []
+    for name, seconds in metrics.items():
+        phase = name.removeprefix(prefix)
+        if name.startswith(prefix) and "/" not in phase and name != "time/step":
+            parts = _phases(metrics, f"{name}/")
+            found.append(f"{phase} {seconds:.2f}s" + f" ({parts})" * (", " in parts))
+    return ", ".join(found)
 
 
 def _number(value: float | None) -> str:

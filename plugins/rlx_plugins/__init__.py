@@ -90,6 +90,7 @@ def rlx_rollouts() -> list[RolloutPlugin]:
             build=lazy("rlx_plugins.hf_rollout:HFRollout"),
             auto=lambda gpu: 1,
             cached_tokens=lambda options: int(options.batch_tokens),
+            deterministic=True,
         ),
         RolloutPlugin(
             name="vllm",

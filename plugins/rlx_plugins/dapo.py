@@ -14,8 +14,9 @@ from pydantic import Field
 
 from rlx import ops
 from rlx.ops import Aggregation
+from rlx_plugins.groups import group_needs
 from rlx_plugins.grpo import GRPO, GRPOConfig
-from rlx_plugins.policy_gradient import CLIPS, group_needs
+from rlx_plugins.policy_gradient import CLIPS
 from rlx_sdk import Batch, Context, Group, Mean, Needs, Rollouts
 
 

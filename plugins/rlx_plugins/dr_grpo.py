@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from rlx import ops
 from rlx.ops import Aggregation
-from rlx_plugins.policy_gradient import GroupPolicyGradient, LossKLConfig, PolicyConfig, group_needs
+from rlx_plugins.groups import GroupPolicyGradient, LossKLConfig, group_needs
+from rlx_plugins.policy_gradient import PolicyConfig
 from rlx_sdk import Context, Needs, Rollouts
 
 if TYPE_CHECKING:

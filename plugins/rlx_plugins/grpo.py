@@ -11,14 +11,8 @@ from pydantic import Field
 
 from rlx import ops
 from rlx.ops import Aggregation
-from rlx_plugins.policy_gradient import (
-    CLIPS,
-    DualClipConfig,
-    GroupPolicyGradient,
-    LossKLConfig,
-    PolicyConfig,
-    group_needs,
-)
+from rlx_plugins.groups import GroupPolicyGradient, LossKLConfig, group_needs
+from rlx_plugins.policy_gradient import CLIPS, DualClipConfig, PolicyConfig
 from rlx_sdk import Context, Needs, Rollouts
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from rlx import ops
+from rlx_plugins.groups import group_needs
 from rlx_plugins.grpo import GRPO, GroupConfig
-from rlx_plugins.policy_gradient import group_needs
 from rlx_sdk import Needs
 
 if TYPE_CHECKING:

@@ -6,11 +6,13 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 from rlx_plugins.options import HFOptions
+from rlx_plugins.seeds import spread_seed, uniforms
 from rlx_sdk import Fingerprint, Generation, Request, RolloutContext, Sampling
 
 
@@ -130,5 +132,5 @@ class _Sampler(LogitsProcessor):
 
 def _uniforms(request: Request) -> Tensor:
     """``[n, max_tokens]`` numbers in [0, 1), from the request's seed alone."""
-    generator = torch.Generator().manual_seed(request.seed)
-    return torch.rand(request.n, request.sampling.max_tokens, generator=generator)
+    seeds = spread_seed(request.seed) + np.arange(request.n, dtype=np.uint64)[:, None]
+    return torch.from_numpy(uniforms(seeds, np.arange(request.sampling.max_tokens, dtype=np.uint64)[None]))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from rlx_sdk import Config
 
@@ -21,9 +21,17 @@ class VLLMOptions(Config):
 
     gpu_memory_utilization: float | None = Field(None, gt=0, le=1)
     """Part of the GPU's memory that vLLM takes while it samples; null: most of what the models leave free."""
+    kv_cache_gib: float | None = Field(None, gt=0)
+    """GiB of KV cache, kept while training too: for a GPU that several processes share."""
     enforce_eager: bool | None = None
     """Start at once, without compiling and capturing CUDA graphs; null: on a CPU, and for runs too short to win the
     minute back."""
+
+    @model_validator(mode="after")
+    def _one_says(self) -> Self:
+        if self.gpu_memory_utilization is not None and self.kv_cache_gib is not None:
+            raise ValueError("gpu_memory_utilization and kv_cache_gib both say how much memory to take; give one")
+        return self
 
 
 class VLLMServerOptions(Config):

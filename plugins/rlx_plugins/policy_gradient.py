@@ -5,7 +5,6 @@ An algorithm's own file says how scores become advantages, and may say another l
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -21,7 +20,6 @@ from rlx_sdk import (
     Loss,
     Mean,
     Metric,
-    Needs,
     Role,
     Rollouts,
     Sequences,
@@ -57,15 +55,6 @@ class KLConfig(Config):
         if self.coef == 0 and inert:
             raise ValueError(f"coef is 0, so there is no KL and {', '.join(sorted(inert))} can have no effect")
         return self
-
-
-class LossKLConfig(KLConfig):
-    """The pull back to the reference, by default as DeepSeekMath has it: k3 in the loss."""
-
-    estimator: KLEstimator = "k3"
-    """From one sampled token: log-ratio, half its square, or the low-variance unbiased one."""
-    where: Literal["reward", "loss"] = "loss"
-    """Subtracted from the reward, or added to the loss."""
 
 
 class ImportanceConfig(Config):
@@ -108,13 +97,6 @@ class DualClipConfig(PolicyConfig):
 CLIPS = frozenset({"clip_low", "clip_high"})
 
 
-def group_needs(options: PolicyConfig, rewards: bool, clips: frozenset[str] = CLIPS, **more: Any) -> Needs:
-    """Several scored completions a prompt; the reference only if there is a KL."""
-    frozen = frozenset[Role]({"reference"} if options.kl.coef else ())
-    return Needs(data="rollouts", trains=frozenset({"policy"}), frozen=frozen, rewards=True,
-                 **{"min_group": 2, "group_size": 8, "several_updates": clips, **more})
-
-
 class PolicyGradient(Algorithm[Rollouts]):
     """Rollouts to advantages once, then clipped updates. A subclass prepares the advantages."""
 
@@ -136,39 +118,44 @@ class PolicyGradient(Algorithm[Rollouts]):
     def start(self, seqs: Sequences, ctx: Context) -> tuple[Sequences, Tensor, dict[str, Metric]]:
         """Old and reference logprobs, weights for an inexact sampler; the reward's KL part ``[B, T]``; metrics.
 
-        Raises:
-            TrainingError: the rollouts' own logprobs say that something else than the policy was sampled.
+        Where the batch makes one update, that update's own pass is the old policy's: it is not made twice.
         """
-        kl, rollout_logprobs = self.options.kl, seqs.per_token.get("rollout_logprobs")
-        metrics = dict[str, Metric]()
-        if rollout_logprobs is not None and ctx.exact_rollouts:
-            old_logprobs = rollout_logprobs
+        kl, known = self.options.kl, seqs.per_token
+        in_reward = kl.coef > 0 and kl.where == "reward"
+        if kl.coef:
+            seqs = seqs.with_(ref_logprobs=ctx.reference.logprobs(seqs))
+        if ctx.exact_rollouts and "rollout_logprobs" in known:
+            old_logprobs = known["rollout_logprobs"]
+        elif ctx.single_update and not in_reward:
+            return seqs, seqs.mask.float() * 0, {}
         else:
             old_logprobs = ctx.policy.logprobs(seqs)
-            if rollout_logprobs is not None:
-                weights, metrics = self._importance(old_logprobs, rollout_logprobs, seqs.mask)
-                seqs = seqs.with_(**weights)
         seqs = seqs.with_(old_logprobs=old_logprobs)
+        weights, metrics = self._beside(old_logprobs, seqs, ctx)
         penalty = old_logprobs.new_zeros(old_logprobs.shape)
-        if kl.coef:
-            ref_logprobs = ctx.reference.logprobs(seqs)
-            seqs = seqs.with_(ref_logprobs=ref_logprobs)
-            metrics |= self._kl_metrics(old_logprobs - ref_logprobs, seqs.mask)
-            if kl.where == "reward":
-                penalty = self.kl_coef * ops.kl_estimate(old_logprobs, ref_logprobs, kl.estimator) * seqs.mask
-        return seqs, penalty, metrics
+        if in_reward:
+            penalty = ops.kl_estimate(old_logprobs, seqs.per_token["ref_logprobs"], kl.estimator)
+        penalty = self.kl_coef * penalty * seqs.mask
+        return seqs.with_(**weights), penalty, metrics
+
+    def _beside(self, old_logprobs: Tensor, seqs: Sequences,
+                ctx: Context) -> tuple[dict[str, Tensor], dict[str, Metric]]:
+        """The policy of the batch beside its sampler and the reference: importance weights, metrics."""
+        known = seqs.per_token
+        weights, metrics = {}, {}  # type: dict[str, Tensor], dict[str, Metric]
+        if "rollout_logprobs" in known and not ctx.exact_rollouts:
+            weights, metrics = self._importance(old_logprobs, known["rollout_logprobs"], seqs.mask)
+        if "ref_logprobs" in known:
+            metrics |= self._kl_metrics(old_logprobs - known["ref_logprobs"], seqs.mask)
+        return weights, metrics
 
     def _importance(self, logprobs: Tensor, rollout_logprobs: Tensor,
                     mask: Tensor) -> tuple[dict[str, Tensor], dict[str, Metric]]:
         """Weights, and how far the sampler is from the policy: mean ``|Δ|`` and KL (k3) a token."""
         o, log_ratio, tokens = self.options.importance, logprobs - rollout_logprobs, mask.sum()
-        difference = ops.masked_sum(log_ratio.abs(), mask)
-        if difference > o.max_logprob_diff * tokens:
-            raise TrainingError(f"the logprobs of the sampled tokens differ by {difference / tokens:.2f} a token from "
-                                f"the policy's (algo.importance.max_logprob_diff = {o.max_logprob_diff}): the rollout "
-                                "backend samples another model, precision or temperature. Try --rollout hf.")
         kl = ops.masked_sum(ops.kl_estimate(rollout_logprobs, logprobs, "k3"), mask)
-        metrics: dict[str, Metric] = {"rollout/logprob_diff": Mean(difference, tokens), "rollout/kl": Mean(kl, tokens)}
+        metrics: dict[str, Metric] = {"rollout/logprob_diff": Mean(ops.masked_sum(log_ratio.abs(), mask), tokens),
+                                      "rollout/kl": Mean(kl, tokens)}
         if o.level is None:
             return {}, metrics
         weights, over = ops.importance_weights(logprobs, rollout_logprobs, mask, o.limit, o.level, o.beyond)
@@ -192,7 +179,9 @@ class PolicyGradient(Algorithm[Rollouts]):
         logprobs, entropy = ctx.policy.logprobs_and_entropy(seqs)
         old_logprobs = logprobs.detach() if ctx.single_update else known["old_logprobs"]
         clipped = self.token_loss(logprobs, old_logprobs, known["advantages"], mask)
-        loss = clipped.loss * known["importance"] if "importance" in known else clipped.loss
+        new = "old_logprobs" not in known  # they are this very pass's
+        beside = self._beside(old_logprobs, seqs, ctx) if new else ({}, {})
+        loss = clipped.loss * {**known, **beside[0]}.get("importance", 1.0)
         if o.entropy_coef:
             loss = loss - o.entropy_coef * entropy
         if o.kl.coef and o.kl.where == "loss":
@@ -203,11 +192,20 @@ class PolicyGradient(Algorithm[Rollouts]):
             "policy/dual_clip_fraction": Mean(ops.masked_sum(clipped.dual_clipped.float(), mask), tokens),
             "policy/ratio": Mean(ops.masked_sum(clipped.ratio, mask), tokens),
             "policy/entropy": Mean(ops.masked_sum(entropy, mask), tokens),
-        })
+            **beside[1],
+        }, {"old_logprobs": old_logprobs} if new else {})
 
     def after_step(self, metrics: Mapping[str, float]) -> None:
-        """The KL coefficient moves towards its target."""
-        kl = self.options.kl
+        """The KL coefficient moves towards its target.
+
+        Raises:
+            TrainingError: the rollouts' own logprobs say that something else than the policy was sampled.
+        """
+        kl, limit = self.options.kl, self.options.importance.max_logprob_diff
+        if metrics.get("rollout/logprob_diff", 0.0) > limit:
+            raise TrainingError(f"the logprobs of the sampled tokens differ by {metrics['rollout/logprob_diff']:.2f} a "
+                                f"token from the policy's (algo.importance.max_logprob_diff = {limit}): the rollout "
+                                "backend samples another model, precision or temperature. Try --rollout hf.")
         if kl.target is not None and kl.horizon is not None and "kl/mean" in metrics:
             self.kl_coef = ops.adapt_kl_coef(self.kl_coef, metrics["kl/mean"], kl.target, kl.horizon,
                                              metrics["completions"])
@@ -219,26 +217,3 @@ class PolicyGradient(Algorithm[Rollouts]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The KL coefficient."""
         self.kl_coef = state["kl_coef"]
-
-
-class GroupPolicyGradient(PolicyGradient):
-    """A prompt's completions are compared with each other. A subclass says how."""
-
-    @abstractmethod
-    def advantages(self, scores: Tensor, data: Rollouts, ctx: Context) -> Tensor:
-        """``[B]`` or ``[B, T]`` from ``[B]`` scores, a KL in the reward already subtracted."""
-
-    def prepare(self, data: Rollouts, ctx: Context) -> Batch:
-        """Scores to advantages. Samples that no reward judged, and those left alone by that, are left out."""
-        data = data[data.judged]
-        alone = ops.group_sizes(data.group) == 1
-        dead = ops.dead_groups(data.rewards, data.group)
-        share = 1 / ops.group_sizes(data.group)  # each group counts once
-        metrics: dict[str, Metric] = {"groups/dead": Mean((dead & ~alone).mul(share).sum(), share.sum()),
-                                      "groups/single": Mean(alone.sum(), share.sum())}
-        data = data[~alone]
-        seqs, kl, measured = self.start(data.seqs, ctx)
-        scores = data.rewards - ops.masked_sum(kl, seqs.mask, dim=1)
-        advantages = self.advantages(scores, data, ctx)
-        wide = advantages if advantages.dim() == 2 else advantages[:, None].expand(seqs.mask.shape)
-        return self.batch(seqs.with_(advantages=wide.to(kl.dtype)), metrics | measured)

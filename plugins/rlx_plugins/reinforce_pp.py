@@ -8,7 +8,8 @@ from __future__ import annotations
 from pydantic import Field
 
 from rlx import ops
-from rlx_plugins.policy_gradient import KLConfig, PolicyConfig, PolicyGradient, group_needs
+from rlx_plugins.groups import group_needs
+from rlx_plugins.policy_gradient import KLConfig, PolicyConfig, PolicyGradient
 from rlx_sdk import Batch, Context, Needs, Rollouts
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rlx import ops
-from rlx_plugins.policy_gradient import GroupPolicyGradient, PolicyConfig, group_needs
+from rlx_plugins.groups import GroupPolicyGradient, group_needs
+from rlx_plugins.policy_gradient import PolicyConfig
 from rlx_sdk import Context, Needs, Rollouts
 
 if TYPE_CHECKING:

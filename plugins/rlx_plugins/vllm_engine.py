@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import os
 import random
@@ -15,6 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlx_plugins.options import VLLMOptions
+from rlx_plugins.seeds import spread_seed
+from rlx_plugins.vllm_sampler import install
 from rlx_plugins.vllm_weights import keep_weights_summable, load, refusal
 from rlx_sdk import InputError, ModelError, Request
 
@@ -26,7 +30,7 @@ class Engine:
     """An engine in this process."""
 
     def __init__(self, config: Any, device: str, dtype: torch.dtype, length: int, *, size: int, eager: bool,
-                 memory: float | None) -> None:
+                 memory: VLLMOptions) -> None:
         """Start with random weights from the config alone: the first `load` brings the true ones anyway.
 
         Args:
@@ -36,10 +40,11 @@ class Engine:
             length: of prompt and completion together, in tokens.
             size: weights of the policy, to foresee what training will still allocate.
             eager: start without compiling and capturing CUDA graphs, as on a CPU always.
-            memory: part of the GPU; None takes most of what is free.
+            memory: part of the GPU, or size of the KV cache; neither takes most of what is free.
         """
         self._asleep: set[str] = set()
         self._gpu, self._guest = device != "cpu", torch.distributed.is_initialized()
+        self._sleeps = self._gpu and memory.kv_cache_gib is None
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "0")  # else it logs to standard output
         logging.getLogger("vllm").setLevel(logging.ERROR)  # it warns of much that is as it should be
@@ -52,6 +57,7 @@ class Engine:
                 max_model_len=length, enforce_eager=eager or not self._gpu, logprobs_mode="processed_logprobs",
                 **_placement(), **(_gpu_memory(memory, size) if self._gpu else _cpu_memory()))
             self._model = self._llm.apply_model(lambda model: model)[0]
+            self._llm.collective_rpc(lambda worker: install(worker.model_runner))
         problem = refusal(self._model, config.architectures[0], self._gpu)
         if problem:
             self.close()
@@ -65,7 +71,7 @@ class Engine:
     def next_done(self) -> list[Any]:
         """Go on until some request is done; keeping the random generators apart takes as long as many a step."""
         done: list[Any] = []
-        with _untouched():
+        with _untouched(), _uncollected():
             while not done:
                 done = [output for output in self._llm.llm_engine.step() if output.finished]
         return done
@@ -88,11 +94,14 @@ class Engine:
         return self._llm.reset_prefix_cache() is True
 
     def sleep(self) -> bool:
-        """Give back weights and KV cache; false on a CPU, where it stays as it is."""
-        if self._gpu and not self._asleep:
+        """Give back weights and KV cache; false where it stays as it is: on a CPU, and on a GPU that others share.
+
+        vLLM would take what these allocate meanwhile for an error of its own.
+        """
+        if self._sleeps and not self._asleep:
             self._llm.sleep(level=2)
             self._asleep = {"weights", "kv_cache"}
-        return self._gpu
+        return self._sleeps
 
     def wake(self, what: str) -> None:
         """Take the memory of ``weights`` or ``kv_cache`` again; its content is lost."""
@@ -124,11 +133,13 @@ def _cpu_memory() -> dict[str, Any]:
     return {"kv_cache_memory_bytes": CPU_KV_CACHE}
 
 
-def _gpu_memory(part: float | None, size: int) -> dict[str, Any]:
+def _gpu_memory(options: VLLMOptions, size: int) -> dict[str, Any]:
     """Settings on a GPU: by default most of what is free, less the Adam moments of policy and critic, made later."""
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info()
-    part = part or max(0.2 * free, 0.8 * (free - 16 * size)) / total
+    if options.kv_cache_gib is not None:  # the part, which then decides nothing, must be free
+        return {"kv_cache_memory_bytes": int(options.kv_cache_gib * 2**30), "gpu_memory_utilization": 0.01}
+    part = options.gpu_memory_utilization or max(0.2 * free, 0.8 * (free - 16 * size)) / total
     print(f"vllm: takes {part * total / 2**30:.1f} GiB while it samples; {free / 2**30:.1f} of {total / 2**30:.1f} GiB "
           "are free", file=sys.stderr)
     return {"gpu_memory_utilization": part, "enable_sleep_mode": True}
@@ -147,10 +158,22 @@ def sampling_params(request: Request, stops: list[int]) -> Any:
             n=request.n if sampling.temperature else 1, seed=spread_seed(request.seed), logprobs=0,
             temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k or 0,
             max_tokens=sampling.max_tokens,
-            stop_token_ids=stops, ignore_eos=True, detokenize=False,
+            stop_token_ids=stops, ignore_eos=True, detokenize=False, flat_logprobs=True,
             output_kind=RequestOutputKind.FINAL_ONLY)
     except Exception as error:  # its own kind of error for a number out of range
         raise InputError(f"vllm: {error}") from error
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """No search for garbage: of the many small objects that a step makes, it would find none."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 @contextlib.contextmanager
@@ -164,8 +187,3 @@ def _untouched() -> Iterator[None]:
         random.setstate(states[0])
         np.random.set_state(states[1])
         torch.set_num_threads = threads  # vLLM makes it a no-op on a CPU
-
-
-def spread_seed(seed: int) -> int:
-    """Neighbouring seeds would share random numbers: for a request's completions vLLM counts on from its seed."""
-    return int(np.random.SeedSequence(seed).generate_state(1, np.uint64)[0] >> 2)

@@ -27,9 +27,10 @@ class VLLMRollout:
 
     def __init__(self, options: VLLMOptions, context: RolloutContext) -> None:
         """Remember the policy's architecture and the names of its weights; the engine starts at the first `sync`."""
-        if options.gpu_memory_utilization is not None and context.device == "cpu":
-            raise InputError("vllm: gpu_memory_utilization does nothing on a CPU; leave it out. The environment "
-                             "variable VLLM_CPU_KVCACHE_SPACE sets the size of the KV cache there, in GiB.")
+        given = options.gpu_memory_utilization or options.kv_cache_gib
+        if given is not None and context.device == "cpu":
+            raise InputError("vllm: gpu_memory_utilization and kv_cache_gib do nothing on a CPU; leave them out. The "
+                             "environment variable VLLM_CPU_KVCACHE_SPACE sets the size of the KV cache there, in GiB.")
         self._options, self._length, self._stops = options, context.max_length, list(context.stop_token_ids)
         self._device, self._dtype = context.device, getattr(torch, context.dtype)
         plain, weights = plain_model(context.policy), plain_weights(context.policy)
@@ -107,15 +108,14 @@ class VLLMRollout:
                              f"model's {self._length}.")
 
     def _generation(self, output: Any) -> Generation:
-        tokens = list(output.token_ids)
-        logprobs = [entry[token].logprob for entry, token in zip(output.logprobs, tokens, strict=True)]
         assert self._version is not None
-        return Generation(tokens, logprobs, "stop" if output.finish_reason == "stop" else "length", self._version)
+        return Generation(list(output.token_ids), list(output.logprobs.logprobs),
+                          "stop" if output.finish_reason == "stop" else "length", self._version)
 
     def _start(self) -> Engine:
         try:
             return Engine(self._config, self._device, self._dtype, self._length, size=self._size,
-                          eager=self._eager, memory=self._options.gpu_memory_utilization)
+                          eager=self._eager, memory=self._options)
         except RlxError:
             raise
         except Exception as error:  # vLLM's own and all its libraries'

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from rlx.models import plain_model, plain_weights
 from rlx_plugins.options import VLLMServerOptions
-from rlx_plugins.vllm_engine import spread_seed
+from rlx_plugins.seeds import spread_seed
 from rlx_plugins.vllm_serve import PARENT
 from rlx_plugins.vllm_weights import Holding, Sums, prove
 from rlx_plugins.vllm_worker import Channel

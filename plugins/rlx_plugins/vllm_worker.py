@@ -12,6 +12,7 @@ import torch
 import torch.distributed
 from torch import Tensor
 
+from rlx_plugins.vllm_sampler import install
 from rlx_plugins.vllm_weights import Sums, keep_weights_summable, load, refusal
 
 END = "null"
@@ -87,6 +88,7 @@ class RlxWorker:
 
     def rlx_connect(self, host: str, port: int, backend: str, seconds: float) -> dict[str, Any]:
         """Meet the trainer; what of this server it must know."""
+        install(self.model_runner)
         self.rlx_channel, self.rlx_held = Channel(host, port, 1, backend, seconds), -1
         config, model = self.vllm_config.model_config, self.model_runner.model
         return {"max_length": config.max_model_len, "logprobs_mode": str(getattr(config.logprobs_mode, "value",

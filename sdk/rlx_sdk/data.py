@@ -208,7 +208,9 @@ class Loss:
     Attributes:
         rows: ``[B]``, one loss a row, on the graph; so that a bad row can be named.
         metrics: what to report beside it.
+        per_token: ``[B, T]`` what became known of the rows' only sequences, for the table of samples.
     """
 
     rows: Tensor
     metrics: Mapping[str, Metric] = field(default_factory=dict)
+    per_token: Mapping[str, Tensor] = field(default_factory=dict)

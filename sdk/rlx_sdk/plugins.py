@@ -72,11 +72,13 @@ class RolloutPlugin(Plugin):
     Attributes:
         auto: how much ``--rollout auto`` wants it, given whether there is a GPU; 0 for never.
         cached_tokens: tokens, given its options, whose KV cache may stand beside the trainer's memory; for estimates.
+        deterministic: whether it samples the same tokens each time when torch computes deterministically.
     """
 
     build: Callable[[Any, RolloutContext], RolloutBackend]
     auto: Callable[[bool], int] = lambda gpu: 0
     cached_tokens: Callable[[Any], int] = lambda options: 0
+    deterministic: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -94,10 +94,11 @@ def check_scores(result: Any, wanted: int) -> list[Score | Exception | None]:
         result = [value[0] if len(shape) == 2 else value for value in result.tolist()]
     if isinstance(result, str | bytes) or not isinstance(result, Sequence):
         raise ScoreError(f"it returned a {type(result).__name__} ({result!r:.60}); {_wanted(wanted)}")
-    if len(result) != wanted:
-        raise ScoreError(f"it gave {_count(len(result), 'reward')} for {_count(wanted, 'completion')}; "
+    values = list(result)
+    if len(values) != wanted:
+        raise ScoreError(f"it gave {_count(len(values), 'reward')} for {_count(wanted, 'completion')}; "
                          f"{_wanted(wanted)}")
-    return [_score(value) for value in result]
+    return [_score(value) for value in values]
 
 
 def _score(value: Any) -> Score | Exception | None:

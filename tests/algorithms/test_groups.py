@@ -53,6 +53,36 @@ def test_advantages(name, expected, data, context):
     assert_close(advantages(batch), expected * numbers([1, -1, -1, 1]))
 
 
+@pytest.mark.parametrize(("name", "options", "expected"), [
+    ("grpo", {}, "unbiased_std,eps=1e-6"), ("grpo", {"std_eps": 1e-4}, "unbiased_std,eps=1e-4"),
+    ("gspo", {}, "unbiased_std,eps=1e-6"), ("cispo", {}, "unbiased_std,eps=1e-6"),
+    ("dapo", {}, "unbiased_std,eps=1e-6"), ("dr_grpo", {}, "no_std"),
+])
+def test_groups_of_several_prompts(case, data, context, name, options, expected):
+    m30 = case("M30_grpo_groups")
+    groups = m30["inputs"]["groups"]
+    batch = build(name, **options).prepare(
+        data([1] * 12, [r for g in groups for r in g], [i for i, g in enumerate(groups) for _ in g]), context())
+    assert_close(advantages(batch), numbers([a for g in m30["expected"][expected] for a in g]))
+
+
+@pytest.mark.parametrize("group", ["group", "ragged", "with_none"])
+def test_each_completion_is_compared_with_the_others(case, data, context, group):
+    m34 = case("M34_rloo")
+    scores = m34["inputs"][group]
+    found = build("rloo").prepare(data([1] * len(scores), scores, [0] * len(scores)), context())
+    expected = m34["expected"]["advantages" if group == "group" else group]
+    assert_close(advantages(found), numbers([a for a, s in zip(expected, scores, strict=True) if s is not None]))
+
+
+def test_a_group_of_one_is_left_out(case, data, context):
+    [[score]] = case("M32_group_of_one")["inputs"]["groups"]
+    for name in ("grpo", "rloo"):
+        found = build(name).prepare(data([1, 1, 1], [score, 1, 0], [0, 1, 1]), context())
+        assert len(found) == 2
+        assert float(found.metrics["groups/single"].total) == 1
+
+
 def test_what_nobody_judged_leaves_its_group(case, data, context):
     m31 = case("M31_grpo_none_rewards")
     groups = m31["inputs"]["groups"]

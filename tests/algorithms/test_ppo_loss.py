@@ -110,18 +110,41 @@ def test_importance_is_truncated_token_by_token(rollouts, context, lookup, grid)
     data = rollouts([[1, 1, 1]], [[-3, -1, -0.5]], [1])
     ctx = context(policy=lookup(grid([[-1, -1, -1]])), critic=lookup(torch.zeros(1, 4).double()),
                   exact_rollouts=False)
-    lenient = {"max_logprob_diff": 5.0}
-    found = ppo(**PLAIN, importance=lenient).prepare(data, ctx)
+    found = ppo(**PLAIN).prepare(data, ctx)
     assert_close(per_token(found, "importance"), numbers([[2, 1, 0.60653066]]))
     measured = {name: metric.total / metric.count for name, metric in found.metrics.items() if "rollout" in name}
     kl = (math.exp(2) - 1 - 2 + math.exp(-0.5) - 1 + 0.5) / 3
     assert measured == pytest.approx({"rollout/logprob_diff": 2.5 / 3, "rollout/kl": kl,
                                       "rollout/is_weight": 3.60653066 / 3, "rollout/is_beyond": 1 / 3})
-    off = ppo(**PLAIN, importance=lenient | {"level": None}).prepare(data, ctx)
+    off = ppo(**PLAIN, importance={"level": None}).prepare(data, ctx)
     assert "importance" not in off.sequences["completion"].per_token
     assert "rollout/kl" in off.metrics
+    step = {"completions": 1.0, "kl/mean": 0.0, "rollout/logprob_diff": measured["rollout/logprob_diff"]}
     with pytest.raises(TrainingError, match=r"differ by 0.83 a token from the policy's .* = 0.5"):
-        ppo(**PLAIN).prepare(data, ctx)
+        ppo(**PLAIN).after_step(step)
+    ppo(**PLAIN, importance={"max_logprob_diff": 0.9}).after_step(step)
+
+
+def test_a_single_update_passes_the_policy_once(rollouts, context, lookup, grid, objective):
+    """Its own pass is the old policy's: weights, metrics and loss are what they are with old logprobs made before."""
+    data = rollouts([[1, 1, 1], [1]], [[-3, -1, -0.5], [-2]], [1, 0])
+    options = {"whiten_advantages": False, "kl": {"coef": 0.1, "where": "loss", "estimator": "k3"}}
+    outcomes = {}
+    for single in (True, False):
+        table = lookup(grid([[-1, -1, -1], [-2.5]]))
+        ctx = context(policy=table, critic=lookup(torch.zeros(2, 4).double()), exact_rollouts=False,
+                      reference=lookup(grid([[-1.5, -1, -1], [-2]])), single_update=single)
+        algorithm = ppo(**options)
+        made = algorithm.prepare(data, ctx)
+        loss = algorithm.loss("policy", made, ctx)
+        assert table.calls == (1 if single else 2)
+        assert ("old_logprobs" in loss.per_token) == single
+        means = {**made.metrics, **loss.metrics}
+        outcomes[single] = (loss.rows.tolist(), {name: float(m.total / m.count) for name, m in means.items()
+                                                 if name.startswith(("rollout/", "kl/"))})
+        assert objective(algorithm, "policy", made, ctx).isfinite()
+    assert outcomes[True] == outcomes[False]
+    assert {"rollout/logprob_diff", "rollout/is_weight", "kl/mean", "kl/clamped"} <= outcomes[True][1].keys()
 
 
 def test_rollouts_drawn_otherwise_are_measured_by_the_policy_itself(rollouts, context, lookup, grid):

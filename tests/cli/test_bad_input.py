@@ -20,8 +20,10 @@ def base(model):
 
 
 @pytest.mark.parametrize("command", ["train", "check"])
-@pytest.mark.parametrize(("algo", "said"), [("gpro", "no algorithm 'gpro'."), ("PPO", "Did you mean 'ppo'?"),
-                                            ("ddpo", "no algorithm 'ddpo'. Did you mean 'dpo'?")])
+@pytest.mark.parametrize(("algo", "said"), [
+    ("gpro", "no algorithm 'gpro'. Did you mean 'grpo'?"), ("PPO", "Did you mean 'ppo'?"),
+    ("ddpo", "no algorithm 'ddpo'. Did you mean 'dpo'?"),
+])
 def test_a_near_miss_of_an_algorithm(refused, base, command, algo, said):
     assert said in refused(command, "--algo", algo, *POLITE, *base)
 
@@ -96,6 +98,17 @@ def test_a_file_that_is_no_spec(refused, spec):
 ])
 def test_a_spec_with_mistakes(refused, model, spec, said):
     assert said in refused("train", CASES / f"specs/{spec}.yaml", "--model", model)
+
+
+def test_no_setting_takes_the_reference_from_a_kl(refused, base, model):
+    """Its coefficient is what loads the reference, so the two cannot be set against each other."""
+    assert "'model.reference' = 'none': write it as {path: none}" in refused(
+        "check", CASES / "specs/S03_kl_without_reference.yaml", "--model", model)
+    grpo = ["check", "--algo", "grpo", *POLITE, *base, "--set"]
+    assert "'algo.kl': coef is 0, so there is no KL and estimator can have no effect" in refused(
+        *grpo, "algo.kl.estimator=k3")
+    assert "model.reference.path can have no effect: grpo compares with no reference here. Leave it out." in refused(
+        *grpo, f"model.reference.path={model}")
 
 
 @pytest.mark.parametrize("command", ["train", "check"])

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import subprocess
+from pathlib import Path
 
 import pytest
+
+CASES = Path(__file__).parents[1] / "cases"
 
 
 def lines_of(result):
@@ -16,12 +19,23 @@ def lines_of(result):
 def test_the_arithmetic_of_a_batch_and_the_memory_by_part(rlx):
     report = lines_of(rlx("check", "--algo", "grpo", "--reward", "polite_length", "--set", "train.batch_size=16",
                           "--set", "rollout.group_size=4", "--gpus", "2", "--steps", "40", "--json"))
-    assert report["batch"].startswith("16 prompts x 4 completions = 64 rows a step, 32 a rank, 4 optimizer steps of "
-                                      "32 rows; 40 steps are 1.8 passes over 352 rows")
+    assert report["batch"].startswith("16 prompts x 4 completions = 64 rows a step on 2 ranks, 32 each on average, by "
+                                      "length, none is padding; 4 optimizer steps of 32 rows; 40 steps are 1.8 passes "
+                                      "over 352 rows")
     for part in ("weights", "optimizer", "gradients", "activations", "KV cache"):
         assert f"{part} " in report["memory"]
     assert report["tokens"].startswith("of the first 256 rows 256 have a prompt that begins the whole")
     assert "CPU cores" in report["machine"]
+
+
+@pytest.mark.parametrize(("ranks", "said"), [
+    (5, "24 rows a step on 5 ranks, 4.8 each on average, by length, none is padding; 1 optimizer step of 24 rows; 2"),
+    (26, "24 rows a step on 26 ranks, 0.923 each on average, by length, 2 ranks have a row of padding alone; 1 optimi"),
+])
+def test_a_batch_that_no_number_of_ranks_divides_is_written_out(rlx, model, ranks, said):
+    spec = CASES / "specs/S07_not_divisible.yaml"
+    report = lines_of(rlx("check", spec, "--model", model, "--gpus", ranks, "--json"))
+    assert report["batch"].startswith(f"6 prompts x 4 completions = {said}")
 
 
 def test_more_memory_than_there_is_names_the_first_setting_to_change(rlx):

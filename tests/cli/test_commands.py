@@ -35,14 +35,19 @@ def test_the_options_of_a_plugin_are_shown_with_types_and_defaults(rlx):
 
 
 def test_an_algorithm_is_shown_as_in_the_docs(rlx):
-    page = (Path(__file__).parents[2] / "docs" / "algorithms.md").read_text(encoding="utf-8")
-    [row] = [line for line in page.splitlines() if line.startswith("| [grpo](#grpo) |")]
-    section = page.partition("\n## grpo\n\n")[2].partition("\n## ")[0]
-    options = section.partition("```\n")[2].partition("```")[0]
+    docs = Path(__file__).parents[2] / "docs"
+    page = (docs / "algorithms.md").read_text(encoding="utf-8")
+    [row] = [line for line in page.splitlines() if line.startswith("| [grpo](algorithms/grpo.md) |")]
+    own = (docs / "algorithms" / "grpo.md").read_text(encoding="utf-8")
     shown = rlx("show", "grpo").out
-    assert options in shown
-    for part in (section.partition("\n\nOptions and")[0], *(cell.strip() for cell in row.split("|")[3:9])):
+    for part in (own.partition("-->\n\n")[2].partition("\n\n| data")[0], *(c.strip() for c in row.split("|")[3:9])):
         assert part in " ".join(shown.split()) or part in shown
+    options = [line.split(" | ") for line in own.splitlines() if line.startswith("| `algo.")]
+    assert len(options) > 10
+    for name, _, default, meaning in options:
+        line = next(line for line in shown.splitlines() if line.strip().startswith(f"{name[8:-1].split('.')[-1]}: ")
+                    and meaning.removesuffix(" |") in line)
+        assert f" = {default.strip('`')}  " in line
     for name in ("data: rollouts, scored", "trains: policy", "samples a prompt: 8", "arXiv 2402.03300"):
         assert name in shown
 
@@ -52,7 +57,7 @@ def test_every_algorithm_says_when_to_use_it_and_where_it_is_from(rlx):
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if line.startswith("| [")]
     assert len(rows) == 15
     for name, source, formula, *_, when in rows:
-        assert "arXiv" in source or name == "[sft](#sft)"
+        assert "arXiv" in source or name == "[sft](algorithms/sft.md)"
         assert formula
         assert len(when) > 20
 

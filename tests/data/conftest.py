@@ -4,11 +4,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
 
 from rlx.data import Limits, load_tokenizer, open_rows, prepare_rows
 
-settings.register_profile("long", max_examples=5000)
 CASES = Path(__file__).parents[1] / "cases"
 
 

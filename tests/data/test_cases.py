@@ -74,6 +74,8 @@ def test_calls_of_tools_are_the_same_from_jsonl_and_parquet(prepare, tokenizer):
         whole = tokenizer().decode(found[0].ids(i, "prompt") + found[0].ids(i, "completion"))
         assert not any(word in whole for word in expected("D17")["must_not_contain_in_rendered_text"])
         assert tokenizer().decode(found[0].ids(i, "completion")) == ["7 degrees.", "About 11.3 km."][i]
+        start, stop = found[0].ids(i, "turns")  # the call is the assistant's and is learned; what the tool said is not
+        assert tokenizer().decode(found[0].ids(i, "prompt")[start:stop]).startswith("<call>")
 
 
 def test_a_context_that_the_template_leaves_out_is_said(prepare):

@@ -3,6 +3,7 @@
 import gzip
 import json
 import shutil
+import subprocess
 import tracemalloc
 from pathlib import Path
 
@@ -43,6 +44,24 @@ def test_every_format_gives_the_same_rows(tmp_path, cache, kind):
     rows = open_rows(str(write(tmp_path, kind)), cache)
     assert [rows[i] for i in range(len(rows))] == ROWS
     assert rows.columns == ("prompt", "n")
+
+
+@pytest.mark.parametrize("more", [{}, {"version": "1.0", "tags": ["a"]}])
+def test_rows_inside_one_object_are_refused_with_their_key_and_the_way_out(tmp_path, cache, tokenizer, more):
+    file = tmp_path / "wrapped.json"
+    file.write_text(json.dumps({**more, "data": ROWS}))
+    with pytest.raises(DataError, match="holds one object, with a list of rows in its key 'data'") as error:
+        prepare_rows(open_rows(str(file), cache), "rollouts", tokenizer(), Limits(), {}, cache)
+    command = str(error.value).split("alone: ")[1]
+    subprocess.run(command, shell=True, check=True, cwd=tmp_path)
+    rows = open_rows(str(tmp_path / "rows.json"), cache)
+    assert [rows[i] for i in range(len(rows))] == ROWS
+
+
+def test_a_chat_is_no_list_of_rows(tmp_path, cache, tokenizer):
+    (tmp_path / "d.json").write_text(json.dumps({"messages": [{"role": "user", "content": "Hi"}]}))
+    with pytest.raises(DataError, match="needs a prompt column, and the columns chosen and rejected"):
+        prepare_rows(open_rows(str(tmp_path / "d.json"), cache), "pairs", tokenizer(), Limits(), {}, cache)
 
 
 def test_a_name_may_lie_about_compression_and_parquet(tmp_path, cache):

@@ -166,14 +166,12 @@ def test_of_messages_the_longest_is_cut_and_the_template_stays_whole(tmp_path, p
     assert len(found.ids(0, "prompt")) == limit
 
 
-def test_pairs_cut_on_the_right_are_what_was_meant(tmp_path, prepare, rows):
+def test_pairs_cut_on_the_right_are_what_was_meant_and_one_cut_to_nothing_is_dropped_and_named(prepare):
     case = json.loads((CASES / "expected/data/D23.json").read_text())["completion_tokens_left_keep_start"]
-    file = rows("D23_truncated_to_nothing.jsonl")
-    with pytest.raises(DataError, match=r"1 row too long, and nothing of a part would be left if cut\n  row 1: "
-                                        r"prompt and answer have 40 \+ 12 tokens, the limit "
-                                        r"\(data\.max_length\) is 32"):
-        prepare("D23_truncated_to_nothing.jsonl", "pairs", Limits(total=32, overlong="truncate_right"))
-    found = prepare(written(tmp_path, file[1], file[2]), "pairs", Limits(total=32, overlong="truncate_right"))
+    found = prepare("D23_truncated_to_nothing.jsonl", "pairs", Limits(total=32, overlong="truncate_right"))
+    assert (kept(found), found.dropped) == ([1, 2], 1)
+    assert "2 rows (prompt, chosen, rejected), " in describe(found)
+    assert "1 row dropped as too long (row 1)" in describe(found)
     assert [[len(found.ids(i, side)) for side in ("chosen", "rejected")] for i in range(2)] == [
         case["row 2"], case["row 3"]]
 
@@ -192,11 +190,19 @@ def test_plain_text_is_learned_but_for_its_first_token(tmp_path, prepare, tokeni
     assert texts(prepare(file, "demonstrations", Limits(total=5, overlong=overlong)), tokenizer()) == [kept]
 
 
-def test_nothing_is_cut_to_nothing(tmp_path, prepare):
+@pytest.mark.parametrize("overlong", ["truncate_left", "truncate_right"])
+def test_a_demonstration_of_which_nothing_would_be_left_is_dropped_and_counted(tmp_path, prepare, overlong):
+    rows = [{"prompt": "0123456789", "completion": "yes"}, {"prompt": "0", "completion": "1"}]
+    found = prepare(written(tmp_path, *rows), "demonstrations", Limits(total=4, overlong=overlong))
+    assert (kept(found), len(found.ids(0, "completion"))) == ([1], 2)
+    assert "1 row dropped as too long (row 1)" in describe(found)
+
+
+@pytest.mark.parametrize("overlong", ["truncate_left", "truncate_right"])
+def test_nothing_is_cut_to_nothing(tmp_path, prepare, overlong):
     file = written(tmp_path, {"prompt": [{"role": "user", "content": "Hi"}]})
-    for overlong in ("truncate_left", "truncate_right"):
-        with pytest.raises(DataError, match=r"row 1: the prompt has 21 tokens, the limit \(data\.max_prompt\) is 19"):
-            prepare(file, limits=Limits(19, overlong=overlong))
+    with pytest.raises(DataError, match=r"all 1 row are over the limits and were dropped\. Raise data\.max_prompt"):
+        prepare(file, limits=Limits(19, overlong=overlong))
 
 
 def test_labels_are_a_column(tmp_path, prepare):
@@ -273,6 +279,6 @@ def test_the_longer_answer_decides_how_the_prompt_of_a_pair_is_cut(tmp_path, pre
     start, end = expected["keep_start"], expected["keep_end"]
     assert lengths("truncate_right") == [6, start["chosen_tokens"], start["rejected_tokens"]]
     assert lengths("truncate_left") == [end["chosen_prompt_tokens_left"], 5, 3]
-    with pytest.raises(DataError, match="row 1: prompt and answer have 9 "):
+    with pytest.raises(DataError, match="all 1 row are over the limits"):
         prepare(written(tmp_path, {**pair, "prompt": "012345678"}), "pairs",
                 Limits(total=limit, overlong="truncate_right"))

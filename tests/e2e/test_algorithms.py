@@ -9,6 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 import rlx
@@ -114,6 +115,26 @@ def test_a_reward_model_tells_good_from_bad_and_is_an_hf_classifier(tmp_path):
         with torch.no_grad():
             scores.append(float(model(**ids).logits))
     assert scores[0] > scores[1]
+
+
+def test_a_critic_starts_from_a_reward_model(tmp_path):
+    torch.manual_seed(0)
+    scorer = AutoModelForSequenceClassification.from_pretrained(TINY, num_labels=1, pad_token_id=0)
+    torch.nn.init.normal_(scorer.score.weight)
+    scorer.save_pretrained(tmp_path / "scorer")
+    values, lr = {}, 1e-6
+    for name, critic in (("scorer", {"init": str(tmp_path / "scorer")}), ("new", {})):
+        result = rlx.train(algo="ppo", reward="polite_length", quiet=True, run={"dir": str(tmp_path)},
+                           model={"path": TINY, "critic": critic}, data=str(QUICK / "prompts.parquet"),
+                           rollout={"max_completion": 8},
+                           train={"steps": 1, "batch_size": 4, "optim": {"critic": {"lr": lr}}})
+        values[name] = metrics_of(result.run)[-1]["critic/value"]
+        saved = load_file(result.checkpoint / "critic" / "model.safetensors")
+        begun = scorer.state_dict() if critic else {"score.weight": torch.zeros_like(scorer.score.weight)}
+        for tensor, weight in begun.items():  # one step of Adam moves a weight by the learning rate at most
+            torch.testing.assert_close(saved[tensor].float(), weight, atol=1.1 * lr, rtol=1e-6)
+    assert values["new"] == 0
+    assert abs(values["scorer"]) > 0.1
 
 
 def steps(samples: list[Sample]) -> list[Score]:

@@ -102,6 +102,7 @@ def test_a_rank_may_have_nothing_to_do(tmp_path):
         assert [line["step"] for line in metrics_of(tmp_path / algo) if "loss/policy" in line] == [1]
 
 
+@pytest.mark.fault("a rank dies")
 @pytest.mark.parametrize(("name", "what", "code", "said"), [
     ("raises", "raise ValueError('no such thing')", 1, "error: rank 1: reward 'raises'"),
     ("killed", "os.kill(os.getpid(), signal.SIGKILL)", 1, "error: rank 1: it was killed by SIGKILL"),

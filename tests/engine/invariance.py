@@ -1,8 +1,9 @@
 """One process of the invariance test: a few steps of every algorithm on given data, under each of several settings.
 
-    python invariance.py FOLDER [DTYPE [full]]
+    python invariance.py FOLDER [DTYPE [CASE/SETTING,…]]
 
-Rank 0 writes ``<algorithm>-<data>/<setting>.safetensors`` (how the weights moved) and ``.json`` (metrics of each step).
+A case is ``<algorithm>-<data>``. Rank 0 writes ``CASE/SETTING.safetensors`` (how the weights moved) and ``.json``
+(metrics of each step).
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from rlx.plan import Plan, resolve
 from rlx.ranks import Ranks, start_distributed
 from rlx.registry import Registry
 from rlx.sources import Collected
+from rlx.trainer import Recorder
 from rlx_sdk import Demonstrations, Labelled, Pairs, Rollouts, Sequences
 
 QUICK = Path(rlx.__file__).parent / "quickstart"
@@ -65,6 +67,29 @@ GATE = ("zero1-whole", "zero1-packed", "zero2-offload-tokens", "zero3-offload-ro
 EVERY_SETTING = ("ppo", "dpo", "sft")
 SOME_SETTINGS = {1: ("zero1-whole",), 2: ("zero3-offload-rows3",)}
 """For the other algorithms in the gate, by rank count, so that it stays short."""
+
+
+def in_gate(world: int, case: str, setting: str) -> bool:
+    """Whether the gate runs it."""
+    every = case.rpartition("-")[0] in EVERY_SETTING
+    return setting in GATE and (every or setting in SOME_SETTINGS[world])
+
+
+def cases(registry: Registry) -> dict[str, tuple[str, bool]]:
+    """Name, algorithm, and whether rewards are given, of every algorithm with every kind of data that it takes."""
+    found = {}
+    for entry in registry.entries("algorithm"):
+        for given in (True, False):
+            needs = entry.call("needs", entry.call("config")(), given)
+            if needs.rewards == given:
+                found[f"{entry.name}-{needs.data}"] = entry.name, given
+    return found
+
+
+def fits(registry: Registry, case: str, setting: str) -> bool:
+    """Whether there is such a combination: an adapter is one of the policy."""
+    entry, given = registry.get("algorithm", cases(registry)[case][0]), cases(registry)[case][1]
+    return "lora" not in SETTINGS[setting] or "policy" in entry.call("needs", entry.call("config")(), given).trains
 
 
 def random_sequences(lengths: list[tuple[int, int]], seed: int) -> Sequences:
@@ -116,8 +141,8 @@ class GivenSource:
     def close(self) -> None: ...
 
 
-class Notes:
-    """A recorder that keeps the metrics."""
+class Notes(Recorder):
+    """A recorder that keeps the metrics, and passes over all else."""
 
     def __init__(self) -> None:
         self.metrics: list[dict[str, float]] = []
@@ -127,17 +152,6 @@ class Notes:
 
     def evaluated(self, step: int, metrics: Any, samples: Any) -> None:
         self.step(step, metrics, samples)
-
-    def save(self, trainer: Any) -> None: ...
-
-    def note(self, text: str) -> None: ...
-
-    def skipped(self, step: int, role: Any, rows: Any) -> None: ...
-
-    def phase(self, name: str) -> None: ...
-
-    def stop_asked(self) -> bool:
-        return False
 
 
 def sgd(parameters: Any, optim: Any) -> torch.optim.Optimizer:
@@ -194,30 +208,26 @@ def masters(trainer: Any) -> dict[str, torch.Tensor]:
             for role, engine in trainer.engines.items() for name, parameter in engine._trained()}
 
 
-def main(folder: Path, dtype: str = "float32", extent: str = "gate") -> None:
+def main(folder: Path, dtype: str = "float32", wanted: str = "") -> None:
     with library_log(None):
         ranks = start_distributed()
         ranks.first_does(lambda: [small_model(folder / name, seed) for seed, name in enumerate(("model", "teacher"))])
         ranks.first_does(lambda: (folder / "rows.jsonl").write_text(f"{json.dumps(ROW)}\n" * 8))
     building.Engine = functools.partial(Engine, make_optimizer=sgd)
     registry = Registry.discover()
-    for entry in registry.entries("algorithm"):
-        asked = [(given, entry.call("needs", entry.call("config")(), given)) for given in (True, False)]
-        kinds = {needs.data: given for given, needs in asked if given == needs.rewards}
-        for kind, rewards in kinds.items():
-            every = SETTINGS if extent == "full" else GATE
-            for name in every if extent == "full" or entry.name in EVERY_SETTING else SOME_SETTINGS[ranks.world]:
-                setting = SETTINGS[name]
-                begin = time.monotonic()
-                with library_log(None), contextlib.redirect_stdout(None):
-                    options = {**setting, "dtype": dtype}
-                    change, metrics = moved(plan_of(registry, entry.name, rewards, options, folder), ranks)
-                if ranks.first:
-                    case = folder / f"{entry.name}-{kind}"
-                    case.mkdir(exist_ok=True)
-                    save_file(change, case / f"{name}.safetensors")
-                    (case / f"{name}.json").write_text(json.dumps(metrics))
-                    print(f"{time.monotonic() - begin:.1f} s {entry.name} {kind} {name}", flush=True)
+    known = cases(registry)
+    every = (f"{case}/{setting}" for case in known for setting in SETTINGS if fits(registry, case, setting))
+    for name in wanted.split(",") if wanted else every:
+        case, _, setting = name.partition("/")
+        begin = time.monotonic()
+        with library_log(None), contextlib.redirect_stdout(None):
+            plan = plan_of(registry, *known[case], {**SETTINGS[setting], "dtype": dtype}, folder)
+            change, metrics = moved(plan, ranks)
+        if ranks.first:
+            (folder / case).mkdir(exist_ok=True)
+            save_file(change, folder / f"{name}.safetensors")
+            (folder / f"{name}.json").write_text(json.dumps(metrics))
+            print(f"{time.monotonic() - begin:.1f} s {name}", flush=True)
 
 
 if __name__ == "__main__":

@@ -8,8 +8,8 @@ import subprocess
 import sys
 
 
-def run_ranks(world: int, *arguments: str) -> list[str]:
-    """Run a Python program on each of ``world`` ranks; their outputs. All must end well."""
+def run_ranks(world: int, *arguments: str, timeout: float = 600) -> list[str]:
+    """Run a Python program on each of ``world`` ranks; their outputs. All must end well, within so many seconds."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
@@ -17,6 +17,6 @@ def run_ranks(world: int, *arguments: str) -> list[str]:
     ranks = [subprocess.Popen([sys.executable, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                               env={**os.environ, **place, "RANK": str(rank), "LOCAL_RANK": str(rank)})
              for rank in range(world)]
-    outputs = [rank.communicate(timeout=600)[0] for rank in ranks]
+    outputs = [rank.communicate(timeout=timeout)[0] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0] * world, "\n".join(outputs)
     return outputs

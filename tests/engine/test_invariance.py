@@ -1,4 +1,8 @@
-"""For given data the update and every metric are the same for any micro-batch, rank count, ZeRO stage and offload."""
+"""For given data the update and every metric are the same for any micro-batch, rank count, ZeRO stage and offload.
+
+The gate runs some of it. The rest takes seconds a setting: ``pytest -n 0 -m full tests/engine/test_invariance.py``,
+or a part, such as ``-k "[2-kto-"`` (two ranks, one algorithm) or ``-k zero3-packed``.
+"""
 
 from __future__ import annotations
 
@@ -11,24 +15,27 @@ from safetensors.torch import load_file
 
 from rlx.registry import Registry
 
-from .invariance import EVERY_SETTING, GATE, SETTINGS, SOME_SETTINGS
+from .invariance import SETTINGS, cases, fits, in_gate
 from .ranks import run_ranks
 
 WORKER = Path(__file__).with_name("invariance.py")
+REGISTRY = Registry.discover()
+COMBINATIONS = [pytest.param(world, case, setting, marks=[] if in_gate(world, case, setting) else pytest.mark.full)
+                for world in (1, 2) for case in cases(REGISTRY) for setting in SETTINGS
+                if fits(REGISTRY, case, setting)]
 
 
 @pytest.fixture(scope="session")
-def extent(request: pytest.FixtureRequest) -> str:
-    """``full`` for every setting of every algorithm."""
-    return "full" if request.config.option.markexpr == "full" else "gate"
-
-
-@pytest.fixture(scope="session")
-def results(extent: str, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
-    """What one rank and two ranks wrote."""
+def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """What one rank and two ranks wrote of the tests that were chosen, and of what these are compared with."""
+    chosen = [item.callspec.params for item in request.session.items if "setting" in getattr(
+        getattr(item, "callspec", None), "params", {}) and item.path.name == Path(__file__).name]
+    wanted = [(p["world"], f"{p['case']}/{p['setting']}") for p in chosen]
+    wanted += [(1, f"{p['case']}/{baseline(p['setting'])}") for p in chosen]
     folders = {world: tmp_path_factory.mktemp(f"ranks{world}") for world in (1, 2)}
     for world, folder in folders.items():
-        run_ranks(world, str(WORKER), str(folder), "float32", extent)
+        if names := dict.fromkeys(name for w, name in wanted if w == world):
+            run_ranks(world, str(WORKER), str(folder), "float32", ",".join(names), timeout=600 + 60 * len(names))
     return folders
 
 
@@ -40,29 +47,25 @@ def load(folder: Path, setting: str) -> tuple[dict, list[dict[str, float]]]:
     return load_file(folder / f"{setting}.safetensors"), json.loads((folder / f"{setting}.json").read_text())
 
 
-@pytest.mark.parametrize("setting", [s if s in GATE else pytest.param(s, marks=pytest.mark.full) for s in SETTINGS])
-@pytest.mark.parametrize("world", [1, 2])
-def test_updates_and_metrics_are_the_same(results, extent, world, setting):
-    cases = [folder for folder in results[world].iterdir() if (folder / f"{setting}.json").exists()]
-    algorithms = {entry.name for entry in Registry.discover().entries("algorithm")}
-    assert {c.name.partition("-")[0] for c in cases} == (
-        algorithms if extent == "full" or setting in SOME_SETTINGS[world] else set(EVERY_SETTING))
-    for case in cases:
-        expected, expected_metrics = load(results[1] / case.name, baseline(setting))
-        found, metrics = load(case, setting)
-        assert found.keys() == expected.keys()
-        size = math.sqrt(sum(float(x.double().norm()) ** 2 for x in expected.values()))
-        off = math.sqrt(sum(float((found[name] - x).double().norm()) ** 2 for name, x in expected.items()))
-        assert size > 0.1, "something must move"
-        assert off <= 1e-4 * size, case.name
-        assert len(metrics) == 3
-        for one, other in zip(metrics, expected_metrics, strict=True):
-            assert one == pytest.approx(other, rel=1e-4, abs=1e-5), case.name
+@pytest.mark.parametrize(("world", "case", "setting"), COMBINATIONS)
+def test_updates_and_metrics_are_the_same(results, world, case, setting):
+    expected, expected_metrics = load(results[1] / case, baseline(setting))
+    found, metrics = load(results[world] / case, setting)
+    assert found.keys() == expected.keys()
+    size = math.sqrt(sum(float(x.double().norm()) ** 2 for x in expected.values()))
+    off = math.sqrt(sum(float((found[name] - x).double().norm()) ** 2 for name, x in expected.items()))
+    assert size > 0.1, "something must move"
+    assert off <= 1e-4 * size
+    assert len(metrics) == 3
+    for one, other in zip(metrics, expected_metrics, strict=True):
+        assert one == pytest.approx(other, rel=1e-4, abs=1e-5)
 
 
 def test_clipping_acts_and_every_role_moves(results):
-    for case in results[1].glob("*-*"):
-        moved, metrics = load(case, "zero1-whole")
+    found = list(results[1].glob("*/zero1-whole.json"))
+    assert {file.parent.name for file in found} == set(cases(REGISTRY))
+    for file in found:
+        moved, metrics = load(file.parent, "zero1-whole")
         norms = [value for step in metrics for name, value in step.items() if name.startswith("grad_norm/")]
         assert max(norms) > 0.05, "the clipping of `invariance.py`"
         for role in {name.partition("/")[0] for name in moved}:

@@ -3,7 +3,8 @@
     python kills.py FOLDER ALGORITHM KILLS SEED
 
 Processes are forked from this one, which has loaded the libraries and started nothing, so that many fit into a test.
-The last line of output counts in which phase they were hit.
+Every phase of a run (start, rollout, update, save ...) is as likely to be hit, and within it every moment. The last
+line of output counts in which phases they were hit, and the steps that were made again.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import transformers.models.llama.modeling_llama  # noqa: F401
 import rlx.build
 import rlx.rollouts  # noqa: F401
 from rlx.api import train
+from rlx.checkpoint import complete_checkpoints
 from rlx.run import _Recorder
 
 STEPS = 4
@@ -39,12 +41,19 @@ WHERE = mmap.mmap(-1, 32)
 
 
 def mark(phase: str) -> None:
-    number = 0 if phase == "start" else int(WHERE[:8] or 0) + 1
+    number = 0 if phase == "start" else int(WHERE[:8]) + 1
     WHERE[:] = f"{number:8d}{phase:24.24}".encode()
 
 
 def run(folder: Path, algo: str, name: str) -> None:
-    """In a process of its own: say in which phase it is."""
+    """In a process of its own: say in which phase it is, and write down when it began."""
+    begun = (folder / f"{name}.phases").open("a", buffering=1)
+
+    def mark(phase: str) -> None:
+        globals()["mark"](phase)
+        begun.write(f"{time.monotonic()}\n")
+
+    begun.write(f"{time.monotonic()}\n")
     begin, save = _Recorder.phase, _Recorder.save
 
     def phase(self: _Recorder, name: str) -> None:
@@ -91,28 +100,45 @@ def same(one: Path, other: Path) -> None:
         assert (folders[0] / file).read_bytes() == (folders[1] / file).read_bytes(), file
 
 
+def lost(run: Path) -> int:
+    """Steps that were done and are no part of the newest checkpoint."""
+    metrics, done = run / "metrics.jsonl", complete_checkpoints(run / "checkpoints")
+    lines = metrics.read_text().splitlines() if metrics.exists() else []
+    saved = max((int(c.name.removeprefix("global_step_")) for c in done), default=0)
+    return max(0, max((json.loads(line)["step"] for line in lines if line.endswith("}")), default=0) - saved)
+
+
+def struck(process: int, target: int, delay: float) -> bool:
+    """Kill a process so long after it began its phase ``target``; whether it was still there."""
+    while int(WHERE[:8]) < target:
+        if os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            return False
+        time.sleep(0.001)
+    time.sleep(delay)
+    os.kill(process, signal.SIGKILL)
+    return True
+
+
 def main(folder: Path, algo: str, kills: int, seed: int) -> None:
-    draw, hit, runs = random.Random(seed), Counter[str](), 0
+    draw, hit, runs, again, unfinished = random.Random(seed), Counter[str](), 0, 0, False
     assert os.waitpid(start(folder, algo, "straight"), 0)[1] == 0
-    phases, process = int(WHERE[:8]), 1
-    while hit.total() < kills or process:
-        process = start(folder, algo, f"killed-{runs}")
-        target, status = draw.randrange(phases), None
-        while status is None:
-            if hit.total() < kills and int(WHERE[:8]) >= target:
-                time.sleep(draw.uniform(0.0, 0.1))
-                os.kill(process, signal.SIGKILL)
-            ended, code = os.waitpid(process, 0 if hit.total() >= kills else os.WNOHANG)
-            status = code if ended else None
-            time.sleep(0.001)
-        print(algo, f"killed-{runs}", WHERE[:].decode().strip(), status, flush=True)
-        if os.WIFSIGNALED(status):
+    begun = [float(line) for line in (folder / "straight.phases").read_text().splitlines()]
+    while hit.total() < kills or unfinished:
+        name = f"killed-{runs}"
+        process, target = start(folder, algo, name), draw.randrange(len(begun) - 1)
+        if hit.total() < kills:
+            struck(process, target, draw.uniform(0, begun[target + 1] - begun[target]))
+        status = os.waitpid(process, 0)[1]
+        print(algo, name, WHERE[:].decode().strip(), status, flush=True)
+        unfinished = os.WIFSIGNALED(status)
+        if unfinished:
             hit[WHERE[8:].decode().strip()] += 1
-            continue
-        assert status == 0, f"killed-{runs} could not be resumed"
-        same(folder / f"killed-{runs}", folder / "straight")
-        runs, process = runs + 1, 0
-    print(json.dumps({"runs": runs, **hit}))
+            again += lost(folder / name)
+        else:
+            assert status == 0, f"{name} could not be resumed"
+            same(folder / name, folder / "straight")
+            runs += 1
+    print(json.dumps({"runs": runs, "steps made again": again, "hit": hit}))
 
 
 if __name__ == "__main__":

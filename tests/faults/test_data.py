@@ -19,6 +19,7 @@ from ..e2e.conftest import metrics_of
 ROWS = [{"prompt": f"What is {i}?", "answer": i} for i in range(16)]
 
 
+@pytest.mark.fault("data deleted in mid-run")
 @pytest.mark.parametrize("ending", ["jsonl", "parquet"])
 def test_data_deleted_in_mid_run_is_still_there_for_the_run(train, tmp_path, ending):
     """The file and all caches go in step 1; the rest of the rows are read afterwards."""
@@ -44,6 +45,7 @@ def test_data_deleted_in_mid_run_is_still_there_for_the_run(train, tmp_path, end
         train("grpo", **settings, run={"name": "orphan", "resume": "auto", "sample_every": None})
 
 
+@pytest.mark.fault("read-only run folder")
 def test_a_read_only_folder_is_found_before_the_start(train, small_disk):
     disk: Path = small_disk(8)
     subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)

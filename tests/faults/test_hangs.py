@@ -24,6 +24,7 @@ with Watchdog(0.5, Path(sys.argv[1]), 3) as dog:
 """
 
 
+@pytest.mark.fault("a rank hangs")
 def test_a_process_that_is_stuck_writes_its_stack_and_ends(tmp_path):
     done = subprocess.run([sys.executable, "-c", STUCK, str(tmp_path)], capture_output=True, text=True, check=False)
     assert done.returncode == 1
@@ -45,6 +46,7 @@ def hangs(samples):
 """
 
 
+@pytest.mark.fault("a rank hangs")
 @pytest.mark.full
 def test_a_hung_rank_ends_all_with_every_stack(tmp_path):
     """Rank 1 never comes to the collective in which rank 0 waits."""

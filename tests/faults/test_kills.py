@@ -1,4 +1,7 @@
-"""Killed at random moments and resumed, runs equal an unbroken one bit for bit: metrics, weights, moments."""
+"""Killed at random moments and resumed, runs equal an unbroken one bit for bit: metrics, weights, moments.
+
+Twenty kills of each algorithm, in cases that can run side by side: ``pytest -m full -n 14 --dist load`` of this file.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +14,21 @@ from pathlib import Path
 import pytest
 
 SCRIPT = Path(__file__).with_name("kills.py")
+KILLS = 5
+"""Of one case; four cases of each algorithm."""
 
 
-@pytest.mark.parametrize(("algo", "kills"), [
-    pytest.param(algo, kills, marks=pytest.mark.full)
-    for algo, kills in (("grpo", 2), ("ppo", 20), ("grpo", 20), ("dpo", 20), ("sft", 20))])
-def test_runs_killed_at_random_moments_equal_an_unbroken_one(tmp_path, algo, kills):
-    done = subprocess.run([sys.executable, str(SCRIPT), str(tmp_path), algo, str(kills), "1"], capture_output=True,
-                          text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    assert done.returncode == 0, done.stderr
+@pytest.mark.full
+@pytest.mark.fault("kill -9 at a random moment", tried=KILLS)
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("algo", ["ppo", "grpo", "dpo", "sft"])
+def test_runs_killed_at_random_moments_equal_an_unbroken_one(tmp_path, record_property, algo, seed):
+    done = subprocess.run([sys.executable, str(SCRIPT), str(tmp_path), algo, str(KILLS), str(seed)],
+                          capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stdout + done.stderr
     counted = json.loads(done.stdout.splitlines()[-1])
     print(algo, counted)
-    assert counted.pop("runs") >= 1
-    assert sum(counted.values()) == kills
+    assert counted["runs"] >= 1
+    assert sum(counted["hit"].values()) == KILLS
+    record_property("lost", counted["steps made again"])
+    record_property("hit", json.dumps({f"{algo} in {phase}": hits for phase, hits in counted["hit"].items()}))

@@ -41,6 +41,7 @@ def numbers(run: Path) -> list[int]:
     return [int(c.name.removeprefix("global_step_")) for c in complete_checkpoints(run / "checkpoints")]
 
 
+@pytest.mark.fault("full disk at a checkpoint, stop")
 def test_a_full_disk_leaves_what_was_whole_and_the_run_goes_on_from_there(train, small_disk):
     disk = small_disk(44)  # a checkpoint has 17 MiB
     settings = {**SFT, "run": {"save_every": 1, "dir": str(disk), "name": "full"}}
@@ -57,6 +58,7 @@ def test_a_full_disk_leaves_what_was_whole_and_the_run_goes_on_from_there(train,
     same(resumed.checkpoint, train("sft", **SFT).checkpoint)
 
 
+@pytest.mark.fault("full disk, continue", tried=2)
 def test_with_failed_save_continue_a_run_outlives_a_full_disk(train, small_disk):
     """The disk is full when steps 2 and 3 are done: their metrics come later, their checkpoints never."""
     disk, calls = small_disk(60), []
@@ -77,6 +79,7 @@ def test_with_failed_save_continue_a_run_outlives_a_full_disk(train, small_disk)
     assert [line["step"] for line in metrics_of(result.run)] == [1, 2, 3, 4]
 
 
+@pytest.mark.fault("SIGTERM, Ctrl-C")
 @pytest.mark.parametrize("number", [
     signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.full)])
 def test_a_signal_ends_the_run_after_its_step_with_a_checkpoint(train, number):
@@ -116,6 +119,7 @@ def test_a_best_that_is_not_measured_when_checkpoints_are_written_is_refused(tra
         train("sft", data={"eval": 4}, run={"best": "eval/reward/mean", "eval_every": 3, "save_every": 2})
 
 
+@pytest.mark.fault("SIGTERM to two ranks")
 @pytest.mark.full
 def test_a_signal_to_two_ranks_is_one_checkpoint_and_one_message(tmp_path):
     """The command that started them waits for the checkpoint; it is the same as that of an unbroken run."""

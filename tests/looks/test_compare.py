@@ -50,6 +50,12 @@ def test_a_model_and_a_run_of_it_side_by_side(run, prompts, tmp_path):
     assert "<script>alert(1)</script>" in parsed.text
 
 
+def test_a_run_alone_is_compared_with_the_model_it_began_from(run, prompts):
+    done, both = compare(run, "--prompts", prompts, "--json"), compare(TINY, run, "--prompts", prompts, "--json")
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout) == json.loads(both.stdout)
+
+
 def test_a_model_compared_with_itself_differs_in_nothing(prompts):
     done = compare(TINY, TINY, "--prompts", prompts, "--reward", "polite_length")
     assert done.exit_code == 0, done.output
@@ -122,6 +128,7 @@ def test_a_verdict_says_whether_training_helped():
 def test_bad_input_is_refused(prompts, tmp_path):
     for arguments, why in (([TINY, TINY, "--prompts", ""], "--prompts is empty"),
                            ([TINY, TINY, "--prompts", prompts, "--reward", "polite"], "Did you mean 'polite_length'"),
+                           ([TINY, "--prompts", prompts], "is no run, so nothing says which model it began from"),
                            ([TINY, tmp_path / "none", "--prompts", prompts], "none")):
         done = compare(*arguments)
         assert (done.exit_code, why in done.stderr) == (2, True), done.output

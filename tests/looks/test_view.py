@@ -9,12 +9,13 @@ import pytest
 
 import rlx
 from rlx.runs import RunFolder
-from rlx.view import CUT, View, sparkline
+from rlx.view import CUT, View, distribution, sparkline
 
 from .conftest import line
 
 METRICS = {"reward/mean": 0.5, "length/mean": 12.0, "kl/mean": 0.25, "loss/policy": 0.125, "memory/peak_gb": 71.5,
-           "speed/generated_tokens_per_s": 1234.0, "time/rollout": 1.0, "time/update": 2.0, "time/step": 3.0}
+           "speed/generated_tokens_per_s": 1234.0, "time/rollout": 1.0, "time/update/policy": 1.25,
+           "time/update/critic": 0.75, "time/update": 2.0, "time/step": 3.0, "reward/std": 0.375}
 
 
 class Terminal(io.StringIO):
@@ -38,7 +39,8 @@ def test_the_same_facts_on_a_terminal_and_in_a_pipe(stream):
         view.chosen(2, [line(1.5)])
         view.warn("something")
     shown = stream.getvalue()
-    for fact in ("step 2", "0.750", "12.0", "0.250", "0.1250", "71.5", "1,234", "rollout 1.00s, update 2.00s",
+    for fact in ("step 2", "0.750", "12.0", "0.250", "0.1250", "71.5", "1,234", "0.375",
+                 "rollout 1.00s, update 2.00s (policy 1.25s, critic 0.75s)",
                  "after step 0", "after step 2", "reward 0.50", "reward 1.50", "5 tokens", "0.500 ▁█ 0.750", "left",
                  "warning: something"):
         assert fact in shown, fact
@@ -80,6 +82,14 @@ def test_a_sparkline_goes_from_the_lowest_to_the_highest():
     assert len(sparkline(list(range(1000))).split()[1]) == 48
 
 
+def test_the_distribution_of_rewards_is_shown_with_an_evaluation():
+    stream = io.StringIO()
+    View(stream).evaluated(0, {"eval/reward/mean": 0.5}, [line(0.5), line(0.0), line(0.5), line(None)])
+    assert "rewards of held-out prompts: 0 x 1, 0.5 x 2\n" in stream.getvalue()
+    assert distribution([i / 100 for i in range(101)]) == (
+        "lowest 0, a quarter up to 0.25, half up to 0.5, three quarters up to 0.75, highest 1")
+
+
 def test_a_run_in_a_pipe_warns_once_and_shows_the_chosen_prompts(tmp_path, capsys):
     def flat(samples):
         return [1.0] * len(samples)
@@ -92,3 +102,11 @@ def test_a_run_in_a_pipe_warns_once_and_shows_the_chosen_prompts(tmp_path, capsy
     assert shown.count("warning: most prompts are dead") == 1
     assert shown.count("after step 4 [reward 1.00, ") == 3
     assert "\x1b" not in shown
+
+
+def test_a_notebook_shows_what_the_stream_gets_and_nothing_of_a_silent_view(monkeypatch):
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    stream = io.StringIO()
+    View(stream).note("one line")
+    assert stream.getvalue() == "one line\n"
+    assert not View(stream).silent()._console.is_jupyter

@@ -1,4 +1,5 @@
 import copy
+import shutil
 
 import pytest
 import torch
@@ -26,7 +27,7 @@ CHUNKS = [1, 3, 7, 10_000]
 @pytest.fixture(params=CHUNKS)
 def chunk(request, monkeypatch):
     """Sets how many rows are computed at once, for a vocabulary of 64."""
-    monkeypatch.setattr("rlx.models.logprobs.CHUNK_ELEMENTS", 64 * request.param)
+    monkeypatch.setattr("rlx.models.logprobs.CHUNK_ELEMENTS", {"cpu": 64 * request.param})
 
 
 def plain_logprobs(model, seqs, temperature):
@@ -210,3 +211,33 @@ def test_the_same_architectures_without_the_change_are_taken(sequences):
         plain = model(config).eval()
         expected = plain_logprobs(plain, seqs, 1.0)
         torch.testing.assert_close(CausalLM(plain)(seqs.tokens, seqs.mask), expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.full
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a compiler")
+@pytest.mark.filterwarnings("ignore")  # of the compiler's own
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_fused_kernels_change_nothing_but_the_time(monkeypatch, llama, sequences, checkpointed):
+    monkeypatch.setattr("rlx.models.logprobs.CHUNK_ELEMENTS", {"cpu": 64 * 4})
+    model, seqs = CausalLM(llama()), sequences([(3, 4), (1, 1), (6, 5)])
+    weights = torch.randn(2, *seqs.tokens.shape, generator=torch.Generator().manual_seed(0))
+
+    def outcome():
+        both = torch.stack(model(seqs.tokens, seqs.mask, 0.7))
+        return both, torch.autograd.grad((both * weights).sum(), list(model.parameters()))
+
+    def generated():
+        return model.model.generate(seqs.tokens[:1, :3], max_new_tokens=4, do_sample=False)
+
+    expected, written = outcome(), generated()
+    if checkpointed:
+        model.checkpoint_activations()
+    model.fuse()
+    monkeypatch.setattr("torch._dynamo.config.suppress_errors", False)
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    torch.testing.assert_close(outcome(), expected, atol=1e-5, rtol=1e-4)
+    frames = dict(torch._dynamo.utils.counters["frames"])
+    assert frames["ok"] == frames["total"] > 0, "all was compiled"
+    assert torch.equal(generated(), written)
+    assert torch._dynamo.utils.counters["frames"] == frames, "generation compiles nothing"

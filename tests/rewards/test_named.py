@@ -83,6 +83,7 @@ def test_a_files_hash_stands_for_its_version(rules):
 
 
 @pytest.mark.parametrize(("name", "said"), [
+    ("rules_here.py", "reward 'rules_here.py' is a file; name the function in it: rules_here.py:FUNCTION"),
     ("rules_her.py:short", r"there is no file '.*rules_her\.py'\. Did you mean 'rules_here\.py'\?"),
     ("rules_here.py:shorts", r"has no function 'shorts'\. Did you mean 'short'\? It has: .*short"),
     ("rules_here.py:NUMBER", "has no function 'NUMBER'"),

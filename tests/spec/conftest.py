@@ -28,7 +28,7 @@ def settings(model):
 
     def make(algo="ppo", **dotted):
         tree = {"algo": {"name": algo}, "model": {"path": model}, "data": {"path": "data.jsonl"}, "train": {"steps": 1}}
-        if algo == "ppo" or ("rewards" in dotted and algo != "sft"):
+        if algo == "ppo" or ("rewards" in dotted and algo not in ("sft", "reward_model")):
             tree |= {"rewards": [{"name": "polite_length"}], "rollout": {"max_completion": 16}}
         for name, value in dotted.items():
             assign(tree, name.replace("__", "."), value)

@@ -2,6 +2,10 @@
 
 import pytest
 
+from rlx.plan import resolve
+from rlx.registry import Registry
+from rlx_sdk import SpecError
+
 
 @pytest.mark.parametrize(("algo", "setting", "value", "said"), [
     ("dpo", "train__optim__critic__lr", 1e-4, "train.optim.critic.lr can have no effect: dpo trains no critic. Leave"),
@@ -12,7 +16,8 @@ import pytest
     ("dpo", "rollout__group_size", 4, "rollout.group_size can have no effect: dpo learns from pairs in the data file"),
     ("sft", "rollout", {"name": "hf", "temperature": 0.9, "options": {"batch_tokens": 9}},
      "rollout.name, rollout.options.batch_tokens, rollout.temperature can have no effect"),
-    ("sft", "rewards", [{"name": "polite_length"}], "rewards can have no effect: sft uses no reward"),
+    *((name, "rewards", [{"name": "polite_length"}], f"rewards can have no effect: {name} uses no reward")
+      for name in ("sft", "reward_model")),
     ("ppo", "data__max_length", 100, "data.max_length can have no effect: ppo samples its completions; set roll"),
     ("ppo", "rollout__eval__temperature", 0.0,
      "rollout.eval.temperature can have no effect: there is no data.eval to evaluate on"),
@@ -49,6 +54,21 @@ def test_dpo_with_a_reward_samples_and_says_so(plan, settings):
     _, note = made.notes
     assert note.endswith("learns from completions that it samples and ranks: the pairs in the data are not used")
     assert len(plan(settings("dpo")).notes) == 1
+
+
+@pytest.mark.parametrize("change", [
+    {}, {"rewards": [{"name": "polite_length"}, {"name": "length", "weight": 0.5}]},
+    {"rollout__name": "hf", "rollout__options": {"batch_tokens": 512}, "rollout__temperature": 0.7},
+    {"rollout__group_size": 4, "combine": "normalized"}, {"rollout__max_completion": 16, "data__max_prompt": 32},
+    {"data__eval": 2, "run__eval_every": 1, "run__save_every": 1, "run__best": "eval/reward/mean",
+     "rollout__eval__temperature": 0.0},
+    {"train__minibatches": 2, "train__update_epochs": 2, "train__packing": True, "train__micro_batch": 1},
+    {"train__optim__policy__lr": 1e-4, "model__lora__rank": 4}, {"engine__zero_stage": 3, "engine__offload": "all"},
+    {"run__sample_every": 1, "run__seed": 3, "trackers": [{"name": "tensorboard"}]},
+])
+def test_a_job_of_ppo_is_one_of_dpo_with_one_word_changed(plan, settings, change):
+    given = {"rewards": [{"name": "polite_length"}], **change}
+    assert [plan(settings(algo, **given)).needs.data for algo in ("ppo", "dpo")] == ["rollouts", "rollouts"]
 
 
 @pytest.mark.parametrize(("change", "said"), [
@@ -158,3 +178,11 @@ def test_one_plugin_may_judge_twice_with_other_arguments(plan, settings, problem
     assert [r.name for r in found.rewards] == ["regex:a", "regex:b", "third"]
     assert problems(settings(rewards=[{"name": "regex:a", "options": {"pattern": "b"}}])) == [
         "rewards[0].options.pattern and 'regex:a' both set it; leave one out"]
+
+
+def test_a_backend_that_does_not_repeat_itself_is_no_part_of_a_deterministic_run(settings):
+    registry = Registry.discover()
+    resolve(registry, settings(engine__deterministic=True, rollout__name="hf"))
+    object.__setattr__(registry.get("rollout", "hf").plugin, "deterministic", False)
+    with pytest.raises(SpecError, match=r"engine.deterministic: what the rollout backend 'hf' samples depends on"):
+        resolve(registry, settings(engine__deterministic=True, rollout__name="hf"))

@@ -19,7 +19,8 @@ if importlib.util.find_spec("vllm") is None:
     pytest.skip("vllm is not installed (.ci/install-vllm installs it for the CPU)", allow_module_level=True)
 
 from rlx_plugins import vllm_engine
-from rlx_plugins.options import VLLMOptions
+from rlx_plugins.hf_rollout import HFRollout
+from rlx_plugins.options import HFOptions, VLLMOptions
 from rlx_plugins.vllm_rollout import VLLMRollout
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # vLLM's imports and kernels warn of much
@@ -194,6 +195,17 @@ def test_seeds_decide_the_completions(pair):
     assert [tuple(g.tokens) for g in alone] == second
 
 
+def test_a_seed_means_the_same_to_hf(pair):
+    """In float32 token by token, whatever else is sampled beside it."""
+    context = RolloutContext(pair.policy, "no such folder", STOPS, 0, "cpu", "float32", 256)
+    hf = HFRollout(HFOptions(), context)
+    hf.sync(iter(()), 0)
+    asked = [Request(prompt, Sampling(0.7, 1.0, 24), 3, 50 + i) for i, prompt in enumerate(PROMPTS)]
+    expected = {i: [g.tokens for g in group] for i, group in hf.generate(asked)}
+    assert {i: [g.tokens for g in group] for i, group in pair.generate(*asked).items()} == expected
+    assert [g.tokens for g in pair.generate(asked[1])[0]] == expected[1]
+
+
 def test_every_stop_id_ends_a_completion_and_stays_in_it(pair):
     drawn = pair.generate(Request((1, 2, 3), Sampling(2.0, 1.0, 40), 100, 0))[0]
     for g in drawn:
@@ -270,7 +282,8 @@ def test_no_requests_give_nothing(pair):
     assert pair.generate() == {}
 
 
-def test_an_option_of_the_gpu_is_refused_on_a_cpu():
+@pytest.mark.parametrize("option", [{"gpu_memory_utilization": 0.5}, {"kv_cache_gib": 2.0}])
+def test_an_option_of_the_gpu_is_refused_on_a_cpu(option):
     policy = Pair(tied=True).policy
-    with pytest.raises(InputError, match="does nothing on a CPU"):
-        VLLMRollout(VLLMOptions(gpu_memory_utilization=0.5), RolloutContext(policy, "", (), 0, "cpu", "float32", 256))
+    with pytest.raises(InputError, match="do nothing on a CPU"):
+        VLLMRollout(VLLMOptions(**option), RolloutContext(policy, "", (), 0, "cpu", "float32", 256))

@@ -75,14 +75,11 @@ def missing_columns(columns: Sequence[str], kind: DataKind) -> str | None:
 
 
 def _lacking(columns: Collection[str], kind: str, prompt: str | None) -> list[str]:
-    wanted: list[str] = []
     if kind == "pairs":
         sided = {"chosen", "rejected"} <= set(columns)
         scored = prompt is not None and {"completions", "scores"} <= set(columns)
         return [] if sided or scored else [c for c in ("chosen", "rejected") if c not in columns]
-    if kind != "rollouts":
-        wanted = [_ANSWER_COLUMNS[prompt]] if prompt else ["completion"]
-    wanted += ["label"] if kind == "labelled" else []
+    wanted = [_ANSWER_COLUMNS[prompt or "prompt"]] * (kind != "rollouts") + ["label"] * (kind == "labelled")
     return [c for c in wanted if c not in columns] or ([] if prompt else ["prompt"])
 
 
@@ -229,7 +226,7 @@ def _ranked(row: Mapping[str, Any]) -> tuple[Answer, ...]:
 
 
 def _answer(row: Mapping[str, Any], column: str, prompt: Prompt | None = None) -> Answer:
-    value = row.get(column)
+    value = [row[column]] if isinstance(row.get(column), dict) else row.get(column)
     if not isinstance(value, list):
         return _text(row, column)
     turns = read_turns(value, column)

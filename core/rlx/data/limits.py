@@ -41,12 +41,14 @@ class Limits:
 
 
 def cut_to_fit(example: Example, row: Encoded, tokenizer: Tokenizer, limits: Limits) -> Encoded | None:
-    """The row, cut as `Limits.overlong` says; None where nothing of a part would be left.
+    """The row, cut as `Limits.overlong` says; None where that is not to cut, or nothing of a part would be left.
 
     A cut prompt is rendered anew, so that the chat template around it stays whole; the longest of its messages gives.
     A cut answer has no stop token: the model does not learn to stop there.
     """
     left, total = limits.overlong == "truncate_left", limits.total
+    if limits.overlong not in ("truncate_left", "truncate_right"):
+        return None
     if not example.prompt:
         return _cut_text(row, tokenizer, left, total or 0)
     rooms = [] if limits.prompt is None else [limits.prompt]

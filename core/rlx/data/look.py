@@ -17,12 +17,12 @@ from rlx.data.files import open_rows
 from rlx.data.layouts import KINDS, missing_columns, understood
 from rlx.data.limits import Limits
 from rlx.data.load import load_tokenizer
-from rlx.data.prepare import Scan, named_by_us, notice_lines, noticed_in
+from rlx.data.prepare import Scan, check_columns, named_by_us, notice_lines, noticed_in
 from rlx.data.tokenizer import Tokenizer
 from rlx.problems import sentences
 from rlx.spec import DataSpec
 from rlx.text import count
-from rlx_sdk import DataError, DataKind, SpecError
+from rlx_sdk import DataKind, SpecError
 
 PERCENTILES = (1, 50, 90, 99, 100)
 MARKS = "⟦⟧"
@@ -54,8 +54,7 @@ def look_at(data: Mapping[str, Any], model: str, kind: str | None, number: int,
     columns = named_by_us(rows.columns, theirs)
     fits = [k for k in KINDS if missing_columns(columns, k) is None]
     chosen: DataKind = kind or next(iter(fits), "rollouts")  # type: ignore[assignment]
-    if chosen not in fits:
-        raise DataError(f"data file '{rows.file}' {missing_columns(columns, chosen)}")
+    check_columns(rows, theirs, chosen)
     scan = Scan(rows, chosen, tokenizer, Limits(spec.max_prompt, spec.max_length, spec.overlong), theirs,
                 progress)
     found = _Findings(scan, tokenizer, number - 1)

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from rlx.data.cache import BATCH_ROWS, Progress, cached_table, unseen
 from rlx.data.files import Rows
-from rlx.data.layouts import Example, missing_columns, read_example
+from rlx.data.layouts import KNOWN, Example, missing_columns, read_example
 from rlx.data.limits import Limits, cut_to_fit
 from rlx.data.messages import RowProblem
 from rlx.data.tokenizer import Encoded, Notice, Tokenizer
@@ -53,7 +53,7 @@ class Prepared:
         table: ``row`` (index in the file), ``prompt`` and one column an answer, each a list of ids; of labelled data
             also ``label``, of demonstrations ``turns``: begin and end of each earlier turn to learn; of pairs
             ``margin``.
-        dropped: rows left out because they were too long.
+        dropped: rows left out because they were too long, or nothing would be left of a part of them if cut.
         key: of file, tokenizer, limits and columns together, and of the part of the rows.
         notices: rows of the file, from 0, by what is to be known of them.
         shares: rows of each source in a pass, where sources have weights.
@@ -71,6 +71,13 @@ class Prepared:
     def __len__(self) -> int:
         """The number of usable rows; with weights, of a pass over them."""
         return int(self.table.num_rows)
+
+    @property
+    def mean_tokens(self) -> float:
+        """Of a row, all its parts together."""
+        parts = [column for column in self.table.columns if pa.types.is_list(column.type)
+                 and pa.types.is_integer(column.type.value_type)]
+        return sum(pc.sum(pc.list_value_length(part)).as_py() or 0 for part in parts) / len(self)
 
     def ids(self, index: int, column: str) -> list[int]:
         """Token ids of one part of a row."""
@@ -110,9 +117,7 @@ def prepare_rows(rows: Rows, kind: DataKind, tokenizer: Tokenizer, limits: Limit
         DataError: columns are missing, a row is unusable or too long (the first ones are named), or none is left.
     """
     theirs = {v: k for k, v in columns.items()}
-    problem = missing_columns(named_by_us(rows.columns, theirs), kind)
-    if problem:
-        raise DataError(f"data file '{rows.file}' {problem}")
+    check_columns(rows, theirs, kind)
     state = [FORMAT, rows.fingerprint, tokenizer.fingerprint, kind, asdict(limits), sorted(columns.items())]
     key = hashlib.sha256(json.dumps(state).encode()).hexdigest()[:32]
     scan = Scan(rows, kind, tokenizer, limits, theirs, progress)
@@ -168,6 +173,21 @@ def named_by_us(columns: Sequence[str], theirs: Mapping[str, str]) -> list[str]:
     return [*(theirs.get(c, c) for c in columns), *(ours for name, ours in theirs.items() if name not in columns)]
 
 
+def check_columns(rows: Rows, theirs: Mapping[str, str], kind: DataKind) -> None:
+    """Whether a file has what a kind of data needs.
+
+    Raises:
+        DataError: it has not; or its rows are a list inside of its only object.
+    """
+    problem = missing_columns(named_by_us(rows.columns, theirs), kind)
+    held = rows[0].items() if problem and len(rows) == 1 and not {*KNOWN} & {*rows.columns} else ()
+    for key in (k for k, value in held if isinstance(value, list) and value and isinstance(value[0], dict)):
+        problem = (f"holds one object, with a list of rows in its key '{key}'. Keep that list alone: python -c "
+                   f"\"import json; json.dump(json.load(open('{rows.file}'))['{key}'], open('rows.json', 'w'))\"")
+    if problem:
+        raise DataError(f"data file '{rows.file}' {problem}")
+
+
 def renamed(row: dict[str, Any], theirs: Mapping[str, str]) -> dict[str, Any]:
     """With rlx's names; a column mapped to a name takes the place of one that has it; ``a.b`` is b inside a."""
     mapped = {ours: _inside(row, name) for name, ours in theirs.items() if _has(row, name)}
@@ -197,9 +217,7 @@ class Scan:
                                  *([("label", pa.bool_())] if kind == "labelled" else []),
                                  *([("turns", _IDS)] if kind == "demonstrations" else []),
                                  *([("margin", pa.float32())] if kind == "pairs" else []), ("notice", pa.uint8())])
-        self.unseen = set(columns)
-        self.problems: list[str] = []
-        self.overlong: list[str] = []
+        self.unseen, self.problems, self.overlong = set(columns), list[str](), list[str]()
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Record batches of usable rows."""
@@ -218,9 +236,8 @@ class Scan:
                             f"data.columns names; it has {listing(self.rows.columns, 20)}.")
         if self.problems:
             raise DataError(self._message("cannot be used", self.problems, ""))
-        if self.overlong and self.limits.overlong != "drop":
-            cut = ", and nothing of a part would be left if cut" * (self.limits.overlong != "error")
-            raise DataError(self._message(f"too long{cut}", self.overlong,
+        if self.overlong and self.limits.overlong == "error":
+            raise DataError(self._message("too long", self.overlong,
                                           "\nRaise the limit, or leave such rows out with data.overlong=drop."))
 
     def _read(self, index: int) -> tuple[int, Example] | None:
@@ -240,14 +257,11 @@ class Scan:
         if isinstance(encoded, RowProblem):
             self._say(self.problems, index, encoded)
             return None
-        too_long, fitted = self.limits.broken_by(encoded), encoded
-        if too_long:
-            cut = self.limits.overlong in ("truncate_left", "truncate_right")
-            found = cut_to_fit(example, encoded, self.tokenizer, self.limits) if cut else None
-            if found is None:
-                self._say(self.overlong, index, too_long)
-                return None
-            fitted = found
+        too_long = self.limits.broken_by(encoded)
+        fitted = cut_to_fit(example, encoded, self.tokenizer, self.limits) if too_long else encoded
+        if fitted is None:
+            self._say(self.overlong, index, too_long)
+            return None
         return {"row": index, "prompt": fitted.prompt, **dict(zip(self.answers, fitted.answers, strict=True)),
                 "label": example.label, "turns": fitted.turns, "margin": example.margin,
                 "notice": int(fitted.notice)}

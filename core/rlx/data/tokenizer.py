@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import itertools
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntFlag
 from functools import cached_property
@@ -47,10 +46,10 @@ class Encoded:
 
 
 class _Written(NamedTuple):
-    """A row as texts."""
+    """A row as texts: the prompt, its answers; of each earlier turn what the model had before it, and that with it."""
 
-    prompt: str
-    answers: tuple[str, ...]
+    example: Example
+    texts: tuple[str, ...]
     notice: Notice
 
 
@@ -97,24 +96,14 @@ class Tokenizer:
         Raises:
             RowProblem: as `encode_prompt`; or an answer holds a stop token in its middle.
         """
-        [found] = self.encode_many([example])
-        if isinstance(found, RowProblem):
-            raise found
-        return found
+        written = self._write(example)
+        return self._finish(written, self._encode_all(written.texts))
 
     def encode_many(self, examples: Sequence[Example]) -> list[Encoded | RowProblem]:
         """Each row's ids, or what is wrong with it; together they are several times faster than one by one."""
         written = [_caught(self._write, example) for example in examples]
-        texts = [text for one in written if isinstance(one, _Written) for text in (one.prompt, *one.answers)]
-        ids = iter(self._encode_all(texts))
-        found: list[Encoded | RowProblem] = []
-        for example, one in zip(examples, written, strict=True):
-            if isinstance(one, _Written):
-                parts = list(itertools.islice(ids, 1 + len(one.answers)))
-                found.append(_caught(self._finish, example, one, parts))
-            else:
-                found.append(one)
-        return found
+        ids = self._encode_all([text for one in written if isinstance(one, _Written) for text in one.texts])
+        return [_caught(self._finish, one, ids) if isinstance(one, _Written) else one for one in written]
 
     def _write(self, example: Example) -> _Written:
         """A row as texts, before they become ids."""
@@ -128,20 +117,31 @@ class Tokenizer:
             notice |= Notice.LOST
         if len(texts) == 2 and texts[0][0].strip() == texts[1][0].strip():
             notice |= Notice.EQUAL
-        return _Written(before, tuple(text for text, _ in texts), notice)
+        earlier = self._earlier(prompt, tools) if example.dialogue and not isinstance(prompt, str) else ()
+        return _Written(example, (before, *(text for text, _ in texts), *earlier), notice)
 
-    def _finish(self, example: Example, written: _Written, parts: Sequence[list[int]]) -> Encoded:
-        names = ("chosen", "rejected") if len(written.answers) == 2 else ("completion",)
-        answers = tuple(self._closed(*answer) for answer in zip(written.answers, parts[1:], names, strict=False))
+    def _earlier(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> Iterator[str]:
+        """For each assistant turn what stood there when the model had it to write, and with it; twice "" if refused."""
+        for i, message in enumerate(messages):
+            if message["role"] == "assistant":
+                try:
+                    yield from [self._render(messages[:n], n == i, tools) for n in (i, i + 1)]
+                except RowProblem:  # a template may refuse a part of a conversation
+                    yield from ("", "")
+
+    def _finish(self, written: _Written, ids: Mapping[str, list[int]]) -> Encoded:
+        example, texts, notice = written
+        names = ("chosen", "rejected") if len(example.answers) == 2 else ("completion",)
+        answers = tuple(self._closed(text, ids[text], name)
+                        for text, name, _ in zip(texts[1:], names, example.answers, strict=False))
         if example.prompt:
-            prompt = self._prompt_ids(example.prompt, parts[0])
-            turns, fixed = self._earlier_turns(example, prompt) if example.dialogue else ((), False)
-            return Encoded(prompt, answers, written.notice | (Notice.FIXED if fixed else Notice(0)), turns)
-        [ids] = answers
-        whole = ids if ids[:1] == self.lead else [*self.lead, *ids]
+            prompt = self._prompt_ids(example.prompt, ids[texts[0]])
+            turns, fixed = self._earlier_turns(prompt, [ids[text] for text in texts[1 + len(answers):]])
+            return Encoded(prompt, answers, notice | (Notice.FIXED if fixed else Notice(0)), turns)
+        whole = answers[0] if answers[0][:1] == self.lead else [*self.lead, *answers[0]]
         if len(whole) < 2:
             raise RowProblem("text", "has no tokens")
-        return Encoded(whole[:1], (whole[1:],), written.notice)
+        return Encoded(whole[:1], (whole[1:],), notice)
 
     def decode(self, ids: Sequence[int], specials: bool = False) -> str:
         """Text, without special tokens if they are not asked for."""
@@ -169,22 +169,19 @@ class Tokenizer:
         opened = before.rstrip().endswith(_THINK) and text.lstrip().startswith(_THINK)
         return text.lstrip().removeprefix(_THINK) if opened else text, True
 
-    def _earlier_turns(self, example: Example, prompt: list[int]) -> tuple[tuple[int, ...], bool]:
+    def _earlier_turns(self, prompt: list[int], parts: Sequence[list[int]]) -> tuple[tuple[int, ...], bool]:
         """Begin and end of each assistant turn in a prompt; and whether one cannot be learned.
 
         It can where the row goes on exactly as it stood when the model had that turn to write: some templates write
         earlier turns otherwise, for example without their thinking.
         """
-        messages = [] if isinstance(example.prompt, str) else example.prompt
-        places, found = [i for i, message in enumerate(messages) if message["role"] == "assistant"], list[int]()
-        for i in places:
-            with contextlib.suppress(RowProblem):  # a template may refuse a part of a conversation
-                before, whole = (self._encode(self._render(messages[:n], n == i, example.tools)) for n in (i, i + 1))
-                start = len(before)
-                stop = next((k + 1 for k in range(start, len(whole)) if whole[k] in self.stop_token_ids), len(whole))
-                if before == whole[:start] and whole[:stop] == prompt[:stop] and start < stop:
-                    found += [start, stop]
-        return tuple(found), len(found) < 2 * len(places)
+        found = list[int]()
+        for before, whole in zip(parts[::2], parts[1::2], strict=True):
+            start = len(before)
+            stop = next((k + 1 for k in range(start, len(whole)) if whole[k] in self.stop_token_ids), len(whole))
+            if before == whole[:start] and whole[:stop] == prompt[:stop] and start < stop:
+                found += [start, stop]
+        return tuple(found), len(found) < len(parts)
 
     def _before(self, prompt: Prompt, tools: Sequence[Any] | None) -> str:
         return prompt if isinstance(prompt, str) else self._render(prompt, True, tools)
@@ -226,13 +223,31 @@ class Tokenizer:
         return ids[: first + 1]
 
     def _encode(self, text: str) -> list[int]:
-        return self._encode_all([text])[0]
+        return self._encode_all([text])[text]
 
-    def _encode_all(self, texts: Sequence[str]) -> list[list[int]]:
+    def _encode_all(self, texts: Sequence[str]) -> dict[str, list[int]]:
+        """Ids of each text; what stands between special tokens is encoded once, as the turns of chats come again."""
+        pieces = {text: self._between.split(text) if self._between else [text] for text in texts}
+        once = list(dict.fromkeys(itertools.chain.from_iterable(pieces.values())))
+        ids = dict(zip(once, self._encode_whole(once), strict=True))
+        return {text: [*itertools.chain.from_iterable(ids[piece] for piece in some)] for text, some in pieces.items()}
+
+    def _encode_whole(self, texts: list[str]) -> list[list[int]]:
         backend = self.hf.backend_tokenizer  # without the offsets that the HF class asks for
         backend.no_truncation()
         backend.no_padding()
-        return [found.ids for found in backend.encode_batch_fast(list(texts), add_special_tokens=False)]
+        return [found.ids for found in backend.encode_batch_fast(texts, add_special_tokens=False)]
+
+    @cached_property
+    def _between(self) -> re.Pattern[str] | None:
+        """Finds the tokens around which text is encoded by itself; None where what is beside them matters."""
+        added = [t for t in self.hf.backend_tokenizer.get_added_tokens_decoder().values() if not t.normalized]
+        names = sorted((token.content for token in added), key=len, reverse=True)
+        if not names or any(token.lstrip or token.rstrip or token.single_word for token in added):
+            return None
+        probe = [" a b ", names[0], "a b"]
+        [whole, *parts] = self._encode_whole(["".join(probe), *probe])
+        return re.compile(f"({'|'.join(map(re.escape, names))})") if whole == [*itertools.chain(*parts)] else None
 
     def _render(self, messages: Sequence[Message], generation: bool, tools: Sequence[Any] | None = None) -> str:
         try:

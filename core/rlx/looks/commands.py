@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -27,10 +28,13 @@ def sample(checkpoint: Annotated[str, typer.Argument(help="A run, a checkpoint, 
            top_p: TopP = 1.0, top_k: TopK = None, seed: Seed = 0, json: Json = False) -> None:
     """Sample completions from a checkpoint or any HF model."""
     with errors():
+        from rlx.data.cache import unseen
         from rlx.sample import sample_model
+        from rlx.view import View
 
         found = sample_model(checkpoint, prompts, n=n, limit=limit, max_completion=max_completion,
-                             temperature=temperature, top_p=top_p, top_k=top_k, seed=seed)
+                             temperature=temperature, top_p=top_p, top_k=top_k, seed=seed,
+                             progress=unseen if json else View(sys.stderr).progress)
         if json:
             print_json(found)
             return
@@ -38,24 +42,31 @@ def sample(checkpoint: Annotated[str, typer.Argument(help="A run, a checkpoint, 
             typer.echo(f"> {one['prompt']}\n{one['completion']}\n")
 
 
-def compare(base: Annotated[str, typer.Argument(help="A run, a checkpoint, or an HF model.")],
-            tuned: Annotated[str, typer.Argument(help="Another.")], prompts: Prompts, reward: RewardFlag = None,
-            n: Several = 1, limit: Limit = 32, max_completion: MaxCompletion = 256, temperature: Temperature = 1.0,
-            top_p: TopP = 1.0, top_k: TopK = None, seed: Seed = 0, html: Html = None, json: Json = False) -> None:
+def compare(prompts: Prompts, base: Annotated[str, typer.Argument(help="A run, a checkpoint, or an HF model.")],
+            tuned: Annotated[str | None, typer.Argument(
+                help="Another; without it the first is a run, compared with the model that it began from.")] = None,
+            reward: RewardFlag = None, n: Several = 1, limit: Limit = 32, max_completion: MaxCompletion = 256,
+            temperature: Temperature = 1.0, top_p: TopP = 1.0, top_k: TopK = None, seed: Seed = 0, html: Html = None,
+            json: Json = False) -> None:
     """Compare two models on the same prompts, seeds and sampling. Rewards: --reward, or the run's own."""
     with errors():
         from rich.console import Console
 
+        from rlx.data.cache import unseen
         from rlx.layers import named_weight
         from rlx.looks.compare import compare as compare_models
         from rlx.looks.page import need, write_page
         from rlx.looks.show import print_comparison, sentences
+        from rlx.sample import began_from
+        from rlx.view import View
 
+        if tuned is None:
+            base, tuned = began_from(base), base
         if html:
             need("jinja2")
         found = compare_models(base, tuned, prompts, rewards=[named_weight(text) for text in reward or ()], n=n,
                                limit=limit, max_completion=max_completion, temperature=temperature, top_p=top_p,
-                               top_k=top_k, seed=seed)
+                               top_k=top_k, seed=seed, progress=unseen if json else View(sys.stderr).progress)
         if html:
             write_page("compare.html.j2", html, sentences=list(sentences(found)), **found)
         print_json(found) if json else print_comparison(found, Console(highlight=False))

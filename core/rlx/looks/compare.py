@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from rlx.data import Tokenizer
+from rlx.data.cache import Progress, unseen
 from rlx.inputs import reward_panel
 from rlx.layers import Tree
 from rlx.logs import library_log
@@ -23,7 +24,7 @@ SIDES = ("base", "tuned")
 
 def compare(base: str, tuned: str, prompts: str, *, rewards: list[Tree], n: int, limit: int, max_completion: int,
             seed: int, temperature: float, top_p: float = 1.0, top_k: int | None = None,
-            rollout: str = "hf") -> dict[str, Any]:
+            rollout: str = "hf", progress: Progress = unseen) -> dict[str, Any]:
     """Sample both models and measure them.
 
     Args:
@@ -39,6 +40,7 @@ def compare(base: str, tuned: str, prompts: str, *, rewards: list[Tree], n: int,
         top_p: sample from the smallest set of tokens with this much probability.
         top_k: sample from this many tokens, the likeliest ones.
         rollout: backend that samples.
+        progress: of reading a large file.
 
     Returns:
         ``prompts``, each with the completions of both; ``summary`` of each side; ``win_rate``, ``difference`` (of the
@@ -53,7 +55,7 @@ def compare(base: str, tuned: str, prompts: str, *, rewards: list[Tree], n: int,
     sampling = Sampling(temperature, top_p, max_completion, top_k)
     with library_log(None):
         models = [OpenModel(base), OpenModel(tuned)]
-        asked = [model.prompts(prompts, limit, spec) for model in models]
+        asked = [model.prompts(prompts, limit, spec, progress) for model in models]
         panel = reward_panel(chosen, specs, models[0].device, seed)
         try:
             done, judged = [], []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,23 +10,24 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rlx.ranks import Ranks
-from rlx_sdk import Batch
+from rlx_sdk import Sequences
 
 _TYPES = {"step": pa.int64(), "split": pa.string(), "sample": pa.int64(), "row": pa.int64(), "prompt": pa.string(),
           "completion": pa.string(), "length": pa.int64(), "finish_reason": pa.string()}
 """All other columns are float64, so that the files of a run have the same ones and are read together."""
 
 
-def explain(samples: Sequence[dict[str, Any]], batch: Batch, ranks: Ranks) -> None:
+def explain(samples: Sequence[dict[str, Any]], made: Iterable[Sequences], ranks: Ranks) -> None:
     """Write into the table what the algorithm made of each completion; of those it left out, nothing.
 
     ``advantage`` and ``logprob_diff`` (of the policy from the sampler, absolute) are means over its tokens.
     """
     found: dict[int, dict[str, float]] = {}
-    for seqs in batch.sequences.values():
-        known = dict(seqs.per_token)
-        if len(seqs) == 0 or "sample" not in known:
+    for seqs in made:
+        if len(seqs) == 0 or "sample" not in seqs.per_token:
             continue
+        seqs = seqs.to("cpu")
+        known = dict(seqs.per_token)
         if {"old_logprobs", "rollout_logprobs"} <= known.keys():
             known["logprob_diff"] = (known["old_logprobs"] - known["rollout_logprobs"]).abs()
         for name, tensor in (("advantage", "advantages"), ("logprob_diff", "logprob_diff")):

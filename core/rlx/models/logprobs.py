@@ -2,19 +2,51 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import MethodType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-CHUNK_ELEMENTS = 1 << 24
-"""Logits held at once: 16 Mi floats, 64 MiB."""
+CHUNK_ELEMENTS = {"cpu": 1 << 24, "cuda": 1 << 27}
+"""Logits held at once: in float32 64 MiB on a CPU, 512 MiB on a GPU, where small products leave most of it idle."""
 
 
-def _log_softmax(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
-    logits = nn.functional.linear(hidden, weight, bias).float()
-    return torch.log_softmax(logits / temperature, dim=-1)
+def _logp(logits: Tensor, temperature: float) -> Tensor:
+    """Float32, without a copy of the logits where that can be."""
+    scaled = logits if temperature == 1.0 else logits.float() / temperature
+    return torch.log_softmax(scaled, -1, dtype=torch.float32)
+
+
+def _logprobs_and_entropy(logits: Tensor, targets: Tensor, temperature: float,
+                          with_entropy: bool) -> tuple[Tensor, Tensor]:
+    """``[N]`` each, of ``[N, V]`` logits; entropy is 0 if it is not asked for."""
+    logp = _logp(logits, temperature)
+    logprobs = logp.gather(1, targets[:, None]).squeeze(1)
+    return logprobs, torch.special.entr(logp.exp()).sum(1) if with_entropy else torch.zeros_like(logprobs)
+
+
+def _d_logits(logits: Tensor, targets: Tensor, temperature: float, entropy: Tensor, d_logprobs: Tensor | None,
+              d_entropy: Tensor | None) -> Tensor:
+    """``[N, V]`` gradient of the logits, in their dtype."""
+    p = _logp(logits, temperature).exp()
+    found = torch.zeros_like(p) if d_entropy is None else (
+        (torch.special.entr(p) - p * entropy[:, None]) * d_entropy[:, None])
+    if d_logprobs is not None:
+        found = (found - p * d_logprobs[:, None]).scatter_add(1, targets[:, None], d_logprobs[:, None])
+    return (found if temperature == 1.0 else found / temperature).to(logits.dtype)
+
+
+class Kernels(NamedTuple):
+    """The two functions of logits, which `torch.compile` fuses into a pass each over them."""
+
+    forward: Callable[..., tuple[Tensor, Tensor]] = _logprobs_and_entropy
+    backward: Callable[..., Tensor] = _d_logits
+
+    def compiled(self) -> Kernels:
+        """The same, fused; they are compiled when they are first called."""
+        return Kernels(torch.compile(self.forward, dynamic=True), torch.compile(self.backward, dynamic=True))
 
 
 class _ChunkedLogprobs(torch.autograd.Function):
@@ -22,45 +54,39 @@ class _ChunkedLogprobs(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, temperature: float,
-                chunk: int, with_entropy: bool) -> tuple[Tensor, Tensor]:
+                chunk: int, with_entropy: bool, kernels: Kernels) -> tuple[Tensor, Tensor]:
         logprobs = hidden.new_empty(len(targets), dtype=torch.float32)
         entropy = torch.zeros_like(logprobs)
         for start in range(0, len(targets), chunk):
             rows = slice(start, start + chunk)
-            logp = _log_softmax(hidden[rows], weight, bias, temperature)
-            logprobs[rows] = logp.gather(1, targets[rows, None]).squeeze(1)
-            if with_entropy:
-                entropy[rows] = torch.special.entr(logp.exp()).sum(1)
+            logits = nn.functional.linear(hidden[rows], weight, bias)
+            logprobs[rows], entropy[rows] = kernels.forward(logits, targets[rows], temperature, with_entropy)
         ctx.save_for_backward(hidden, weight, targets, entropy, *(() if bias is None else (bias,)))
         if not with_entropy:
             ctx.mark_non_differentiable(entropy)
         ctx.set_materialize_grads(False)
-        ctx.temperature, ctx.chunk = temperature, chunk
+        ctx.temperature, ctx.chunk, ctx.kernels = temperature, chunk, kernels
         return logprobs, entropy
 
     @staticmethod
     def backward(ctx: Any, d_logprobs: Tensor | None, d_entropy: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden, weight, targets, entropy, *rest = ctx.saved_tensors
         bias = rest[0] if rest else None
-        d_hidden, d_weight = torch.empty_like(hidden), torch.zeros_like(weight, dtype=torch.float32)
+        d_hidden = torch.empty_like(hidden)
+        d_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
         d_bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
         for start in range(0, len(targets), ctx.chunk):
             rows = slice(start, start + ctx.chunk)
-            logp = _log_softmax(hidden[rows], weight, bias, ctx.temperature)
-            p = logp.exp()
-            d_logits = torch.zeros_like(p)
-            if d_logprobs is not None:
-                d_logits -= p * d_logprobs[rows, None]
-                d_logits.scatter_add_(1, targets[rows, None], d_logprobs[rows, None])
-            if d_entropy is not None:
-                d_logits += (torch.special.entr(p) - p * entropy[rows, None]) * d_entropy[rows, None]
-            d_logits = (d_logits / ctx.temperature).to(hidden.dtype)
+            logits = nn.functional.linear(hidden[rows], weight, bias)
+            d_logits = ctx.kernels.backward(logits, targets[rows], ctx.temperature, entropy[rows],
+                                            *(None if d is None else d[rows] for d in (d_logprobs, d_entropy)))
             d_hidden[rows] = d_logits @ weight
-            d_weight += (d_logits.T @ hidden[rows]).float()
+            if d_weight is not None:
+                d_weight += d_logits.T @ hidden[rows]
             if d_bias is not None:
-                d_bias += d_logits.sum(0).float()
-        return (d_hidden, d_weight.to(weight.dtype), None if bias is None or d_bias is None else d_bias.to(bias.dtype),
-                None, None, None, None)
+                d_bias += d_logits.sum(0)
+        return (d_hidden, None if d_weight is None else d_weight.to(weight.dtype),
+                None if bias is None or d_bias is None else d_bias.to(bias.dtype), None, None, None, None, None)
 
 
 def install_logprob_head(head: nn.Module) -> None:
@@ -71,12 +97,12 @@ def install_logprob_head(head: nn.Module) -> None:
     plain = head.forward
 
     def forward(self: Any, hidden: Tensor, targets: Tensor | None = None, temperature: float = 1.0,
-                entropy: bool = True) -> Any:
+                entropy: bool = True, kernels: Kernels = Kernels()) -> Any:  # noqa: B008 - it is immutable
         if targets is None:
             return plain(hidden)
-        chunk = max(1, CHUNK_ELEMENTS // self.weight.shape[0])
+        chunk = max(1, CHUNK_ELEMENTS[hidden.device.type] // self.weight.shape[0])
         bias = getattr(self, "bias", None)
-        arguments = (hidden, self.weight, bias, targets, temperature, chunk, entropy)
+        arguments = (hidden, self.weight, bias, targets, temperature, chunk, entropy, kernels)
         return _ChunkedLogprobs.apply(*arguments)  # type: ignore[no-untyped-call]
 
     head.forward = MethodType(forward, head)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from rlx.models.logprobs import install_logprob_head
+from rlx.models.logprobs import Kernels, install_logprob_head
 from rlx.models.lora import has_lora, merged_weights, plain_model
 from rlx.models.rows import branched_states, packed_states
 from rlx_sdk import ModelError
@@ -37,6 +37,7 @@ class Trained(nn.Module):
         super().__init__()
         self.model = model
         self._checkpointed: list[nn.Module] = []
+        self._kernels = Kernels()
 
     def weights(self, gathered: Gathered = nullcontext) -> Iterator[tuple[str, Tensor]]:
         """All weights by the plain HF model's names, an adapter added in; ``gathered`` makes parameters whole."""
@@ -51,6 +52,19 @@ class Trained(nn.Module):
     def checkpoint_activations(self) -> None:
         """Keep no activations of a layer in passes with gradients."""
         self._checkpointed = _checkpointed_layers(self.model)
+
+    def fuse(self) -> None:
+        """Compute layers and logprobs with fused kernels from now on; the first passes compile them.
+
+        What cannot be compiled goes on without.
+
+        Raises:
+            ModelError: HF says nothing of the model's layers.
+        """
+        torch._dynamo.config.suppress_errors = True
+        for layer in _layers(self.model):
+            layer.forward = _fused(layer.forward)
+        self._kernels = self._kernels.compiled()
 
     def pack(self) -> None:
         """Compute rows without padding from now on.
@@ -111,7 +125,8 @@ class CausalLM(Trained):
             with _recomputing(self._checkpointed):
                 before = branched_states(self._decoder(), tokens, branch)[:, 1:]
         picked = self.model.get_output_embeddings()(before[wanted], targets=tokens[:, 1:][wanted],
-                                                    temperature=temperature, entropy=entropy)
+                                                    temperature=temperature, entropy=entropy,
+                                                    kernels=self._kernels)
         logprobs, entropies = (_scatter(x, wanted) for x in picked)
         return logprobs, entropies
 
@@ -156,9 +171,15 @@ def _checkpointed_layers(model: Any) -> list[nn.Module]:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     except ValueError as error:
         raise ModelError(f"engine.activation_checkpointing: {type(model).__name__} does not support it") from error
+    return _layers(model)
+
+
+def _layers(model: Any) -> list[nn.Module]:
+    """Of the decoder; raises `ModelError` if HF does not mark them."""
     layers: list[nn.Module] = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     if not layers:
-        raise ModelError(f"engine.activation_checkpointing: {type(model).__name__} has no layers that support it")
+        raise ModelError(f"engine.activation_checkpointing, engine.compile: {type(model).__name__} does not mark its "
+                         "layers, so that neither is possible")
     return layers
 
 
@@ -172,6 +193,18 @@ def _recomputing(layers: list[nn.Module]) -> Iterator[None]:
     finally:
         for layer in layers:
             layer.training = False
+
+
+def _fused(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """A layer's forward pass, compiled; one that generates, with a KV cache that grows, goes on without."""
+    compiled = torch.compile(plain, dynamic=True)
+
+    def forward(*args: Any, past_key_values: Any = None, **kwargs: Any) -> Any:
+        if past_key_values is not None:
+            return plain(*args, past_key_values=past_key_values, **kwargs)
+        return compiled(*args, **kwargs)
+
+    return forward
 
 
 def _scatter(picked: Tensor, wanted: Tensor) -> Tensor:

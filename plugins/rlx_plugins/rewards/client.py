@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import logging
+import os
+from urllib.parse import urlsplit
 
 import httpx
-from pydantic import Field
-from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
+from pydantic import Field, field_validator
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
 
 from rlx_sdk import Config
 
@@ -20,11 +22,25 @@ class ServiceOptions(Config):
     seconds: float = Field(60.0, gt=0)
     """For one request and its answer."""
     attempts: int = Field(5, ge=1)
-    """How often a request is sent at most; again only when the connection failed or the status is 5xx."""
+    """How often a request is sent at most that gets no answer in time, or the status 500."""
+    patience: float = Field(300.0, ge=0)
+    """Seconds for which a service is waited for that cannot be reached, or says so (502, 503, 504)."""
     backoff: float = Field(0.5, ge=0)
-    """Seconds before the second attempt, up to a random share of them; doubled before each further one, up to 30."""
+    """Seconds before the second attempt, up to a random share of them; doubled before each further one, up to 10."""
     max_bytes: int = Field(4_000_000, ge=1)
     """Of an answer."""
+    key_variable: str | None = None
+    """Environment variable with the key, if the service wants one; the key itself is never written down."""
+
+    @field_validator("url", check_fields=False)
+    @classmethod
+    def _is_url(cls, value: str) -> str:
+        if not value.startswith(("http://", "https://")):
+            raise ValueError(f"{value!r} is no URL; write http://HOST:PORT/PATH or https://…")
+        if "@" in urlsplit(value).netloc:  # the value is not repeated: it holds a secret
+            raise ValueError("the URL holds a user or password, which would stand in spec.yaml; leave it out, put the "
+                             "key into an environment variable and name that with key_variable")
+        return value
 
 
 class ServiceError(Exception):
@@ -35,13 +51,18 @@ class _Again(ServiceError):
     """It may work the next time."""
 
 
+class _Down(_Again):
+    """It may work as soon as the service is there again."""
+
+
 class Client:
     """Posts JSON texts. Its connections belong to the loop that first uses it."""
 
-    def __init__(self, options: ServiceOptions, headers: Mapping[str, str] | None = None,
-                 transport: httpx.AsyncBaseTransport | None = None) -> None:
+    def __init__(self, options: ServiceOptions, transport: httpx.AsyncBaseTransport | None = None) -> None:
         """Nothing is opened yet; ``transport`` is for tests."""
-        self._options, self._headers, self._transport = options, dict(headers or {}), transport
+        key = os.environ.get(options.key_variable or "")
+        self._options, self._transport = options, transport
+        self._headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
         self._client: httpx.AsyncClient | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._free = asyncio.Semaphore(options.concurrency)
@@ -54,11 +75,19 @@ class Client:
         """
         async with self._free:
             async for attempt in AsyncRetrying(
-                    stop=stop_after_attempt(self._options.attempts), retry=retry_if_exception_type(_Again),
-                    wait=wait_random_exponential(self._options.backoff, 30), reraise=True):
+                    stop=self._gives_up, retry=retry_if_exception_type(_Again), reraise=True,
+                    wait=wait_random_exponential(self._options.backoff, 10)):
                 with attempt:
                     return await self._once(url, body)
         raise AssertionError("the last attempt returns or raises")
+
+    def _gives_up(self, state: RetryCallState) -> bool:
+        error = state.outcome.exception() if state.outcome else None
+        if not isinstance(error, _Down):
+            return state.attempt_number >= self._options.attempts
+        if state.attempt_number == 1:
+            logging.getLogger("rlx.rewards").warning("%s; it is waited for", error)
+        return (state.seconds_since_start or 0.0) >= self._options.patience
 
     def close(self) -> None:
         """Close the connections, on their loop if that still runs."""
@@ -76,11 +105,12 @@ class Client:
         except TimeoutError as error:
             raise _Again(f"{url} gave no answer within {seconds:g} s") from error
         except httpx.TransportError as error:
-            raise _Again(f"{url} could not be reached: {type(error).__name__}: {error}") from error
+            raise _Down(f"{url} could not be reached: {type(error).__name__}: {error}") from error
         except httpx.InvalidURL as error:
             raise ServiceError(f"{url} is no URL: {error}") from error
         if response.status_code >= 500:
-            raise _Again(f"{url} answered {response.status_code}: {answer[:200]!r}")
+            kind = _Down if response.status_code in (502, 503, 504) else _Again
+            raise kind(f"{url} answered {response.status_code}: {answer[:200]!r}")
         if response.status_code != 200:
             raise ServiceError(f"{url} answered {response.status_code}: {answer[:200]!r}")
         return answer
@@ -89,7 +119,7 @@ class Client:
         limits = httpx.Limits(max_connections=self._options.concurrency,
                               max_keepalive_connections=self._options.concurrency)
         return httpx.AsyncClient(timeout=self._options.seconds, limits=limits, transport=self._transport,
-                                 headers={"Content-Type": "application/json", **self._headers})
+                                 headers=self._headers)
 
     async def _bounded(self, url: str, response: httpx.Response) -> bytes:
         parts, size = [], 0

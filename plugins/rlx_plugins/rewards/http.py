@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from rlx_plugins.rewards.client import Client, ServiceError, ServiceOptions
 from rlx_sdk import RewardContext, Sample
@@ -22,13 +22,6 @@ class HttpOptions(ServiceOptions):
     """Of the service; ``--reward http://…`` sets it."""
     batch: int = Field(8, ge=1)
     """Samples in one request at most."""
-
-    @field_validator("url")
-    @classmethod
-    def _is_url(cls, value: str) -> str:
-        if not value.startswith(("http://", "https://")):
-            raise ValueError(f"{value!r} is no URL; write http://HOST:PORT/PATH or https://…")
-        return value
 
 
 class HttpReward:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -48,7 +47,7 @@ class JudgeOptions(ServiceOptions):
     """Of its sampling."""
     max_tokens: int = Field(512, ge=1)
     """Of its answer."""
-    key_variable: str = "OPENAI_API_KEY"
+    key_variable: str | None = "OPENAI_API_KEY"
     """Environment variable with the key, if the service wants one; the key itself is never written down."""
 
     @field_validator("pattern")
@@ -71,9 +70,7 @@ class JudgeReward:
 
     def __init__(self, options: JudgeOptions, context: RewardContext, **client: Any) -> None:
         """Nothing is asked yet."""
-        key = os.environ.get(options.key_variable)
-        self._options = options
-        self._client = Client(options, {"Authorization": f"Bearer {key}"} if key else None, **client)
+        self._options, self._client = options, Client(options, **client)
 
     async def score(self, samples: Sequence[Sample]) -> list[Any]:
         """The judge's scores, all requests side by side."""
