@@ -1,6 +1,7 @@
 """``rlx new-reward``: what it writes works as it is, and is found once it is installed."""
 
 import importlib
+import re
 import runpy
 import subprocess
 import sys
@@ -38,6 +39,12 @@ def test_the_package_passes_its_test_and_is_found(rlx, published):
     checked = rlx("check", "--algo", "grpo", "--reward", "short-answer=2", "--steps", "1")
     assert (checked.code, "short-answer [1.0, 1.0, 1.0, 1.0]" in checked.out) == (0, True)
     assert "max_words: integer (>= 1) = 40  Most words for the full score." in rlx("show", "short-answer").out
+    [spec] = re.findall(r"```yaml\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)
+    Path("spec.yaml").write_text(spec)
+    checked = rlx("check", "spec.yaml", "--steps", "1")
+    assert (checked.code, "short-answer [" in checked.out) == (0, True), checked.err
+    refused = rlx("check", "--algo", "grpo", "--reward", "short-answer:20", "--steps", "1")
+    assert "the reward 'short-answer' takes no argument, its options go into a spec file" in refused.err
 
 
 @pytest.mark.parametrize(("name", "said"), [
