@@ -135,4 +135,4 @@ def _form(line: str) -> str:
     line = re.sub(r"-?\d[\d,.:]*", "#", line)
     line = re.sub(r"# x #(,? # x #)*", "# x #", line)
     line = re.sub(r"[▁▂▃▄▅▆▇█]+", "▁", line)
-    return " ".join(line.split())
+    return " ".join(line.replace("steps", "step").split())

@@ -25,7 +25,7 @@ def smaller(words: list[str]) -> list[str]:
         return []
     given = ["train.batch_size=4", "train.minibatches=1", "train.update_epochs=1",
              *(["rollout.max_completion=8"] if "--reward" in words else []),
-             *(["data.eval=4"] if "--data" not in words else [])]
+             *([] if "--data" in words or "polite" in words else ["data.eval=4"])]
     return [word for setting in given for word in ("--set", setting)]
 
 
