@@ -86,11 +86,10 @@ def _module(place: str, text: str, registry: Registry) -> ModuleType:
         except ModuleNotFoundError as error:
             if error.name is None or not f"{place}.".startswith(f"{error.name}."):
                 raise
-            no_reward = (f"; the reward '{place}' takes no argument, its options go into a spec file." if place in names
-                         else f", and no reward of that name.{did_you_mean(place, names)}")
-            raise PluginError(f"reward '{text}': there is no module '{error.name}' (in {Path.cwd()} or installed)"
-                              f"{no_reward} Write NAME, package/NAME, NAME:ARGUMENT, file.py:function or "
-                              "module:function.") from error
+            raise PluginError(f"reward '{text}': there is no module '{error.name}' (in {Path.cwd()} or installed), and "
+                              f"no reward of that name{' that takes an argument' * (place in names)}."
+                              f"{did_you_mean(place, names)} Write NAME (options go into a spec file), package/NAME, "
+                              "NAME:ARGUMENT, file.py:function or module:function.") from error
 
 
 @contextmanager

@@ -144,20 +144,18 @@ class RewardPanel:
     def _usable(self, provider: Provider, samples: Sequence[Sample], rows: Sequence[str], groups: Sequence[int],
                 found: Judged) -> list[Score | None]:
         """The provider's scores, and for samples it failed on what its ``on_error`` says."""
-        results, policy = self._results(provider, samples, groups), provider.spec.on_error
+        results, spec = self._results(provider, samples, groups), provider.spec
         bad = {i: result for i, result in enumerate(results) if isinstance(result, Exception)}
         for i, error in list({id(e): (i, e) for i, e in bad.items()}.values())[:_SHOWN]:
             _log.warning("reward %s failed on data %s", provider.label, rows[i], exc_info=error)
         recent = self._recent[provider.name]
         recent.extend(i in bad for i in range(len(results)))
-        if bad and (policy == "stop" or sum(recent) > provider.spec.max_failed * len(recent)):
-            way_out = "set its on_error to 'skip' (not judged) or to a number" if policy == "stop" else (
-                f"raise its max_failed = {provider.spec.max_failed:g}: it failed on {sum(recent)} of its last "
-                f"{len(recent)} samples")
-            raise RewardError(f"{_explain(provider, bad, samples, rows)}\nMend the reward, or {way_out}."
-                              ) from bad[min(bad)]
+        if bad and (spec.on_error == "stop" or sum(recent) > spec.max_failed * len(recent)):
+            way_out = "set its on_error to 'skip' (not judged) or to a number" if spec.on_error == "stop" else (
+                f"raise max_failed = {spec.max_failed:g}: it failed on {sum(recent)} of its last {len(recent)} samples")
+            raise RewardError(_explain(provider, bad, samples, rows, way_out)) from bad[min(bad)]
         found.failed_on[provider.name] = list(bad)
-        instead = Score(policy) if isinstance(policy, float) else None
+        instead = Score(spec.on_error) if isinstance(spec.on_error, float) else None
         return [instead if isinstance(result, Exception) else result for result in results]
 
     def _results(self, provider: Provider, samples: Sequence[Sample], groups: Sequence[int]) -> list[Result]:
@@ -207,9 +205,8 @@ def measure(judged: Judged, groups: Sequence[int]) -> dict[str, Metric]:
         figures: dict[str, Metric] = {
             "mean": Mean(sum(known), len(known)), "square": Mean(sum(v * v for v in known), len(known)),
             "zero_variance": Mean(sum(equal), len(equal)), "abstained": Mean(unjudged, len(scores)),
-            "failed": Mean(len(failed), len(scores))}
-        if known:
-            figures |= {"min": Min(min(known)), "max": Max(max(known))}
+            "failed": Mean(len(failed), len(scores)),
+            **({"min": Min(min(known)), "max": Max(max(known))} if known else {})}
         found |= {f"reward/{name}/{figure}": value for figure, value in figures.items()}
     return found | {f"reward/{name}/mean": Mean(sum(values), len(values)) for name, values in judged.parts.items()}
 
@@ -233,22 +230,20 @@ def _normalised(scores: Sequence[float | None], groups: Sequence[int]) -> list[f
         return list(scores)
     values = ops.normalised(torch.tensor([scores[i] for i in known], dtype=torch.float64),
                             torch.tensor([groups[i] for i in known]), _EPS).tolist()
-    used: list[float | None] = [None] * len(scores)
-    for i, value in zip(known, values, strict=True):
-        used[i] = value
-    return used
+    found = dict(zip(known, values, strict=True))
+    return [found.get(i) for i in range(len(scores))]
 
 
 def _explain(provider: Provider, bad: Mapping[int, Exception], samples: Sequence[Sample],
-             rows: Sequence[str]) -> str:
-    """Plugin, package, sample, data row and cause."""
+             rows: Sequence[str], way_out: str) -> str:
+    """Plugin, package, sample, data row, cause, and what to do."""
     lines = [f"sample {i + 1} of {len(samples)} (data {rows[i]}, completion {samples[i].completion!r:.60}): "
              f"{_text(error)}" for i, error in bad.items()]
     if len(bad) > 1 and len(set(map(id, bad.values()))) == 1:
         lines = [f"all {len(samples)} samples together: {_text(bad[0])}"]
     if len(lines) > _SHOWN:
         lines[_SHOWN:] = [f"… and {len(bad) - _SHOWN} more"]
-    return "\n  ".join([f"reward {provider.label} failed on", *lines])
+    return "\n  ".join([f"reward {provider.label} failed on", *lines]) + f"\nMend the reward, or {way_out}."
 
 
 def _text(error: Exception) -> str:

@@ -62,7 +62,8 @@ def test_a_tracker_without_credentials_is_found_before_the_model_is_loaded(rlx, 
     spec.write_text("trackers: [{name: wandb}]\n")
     result = rlx(command, spec, "--algo", "sft")
     assert result.code == 2
-    assert "tracker 'wandb': no login for api.wandb.ai: run 'wandb login', set WANDB_API_KEY" in result.err
+    assert "tracker 'wandb': no login for api.wandb.ai: run 'wandb login', set WANDB_API_KEY, or give it the " \
+           "option mode: offline" in result.err
     (tmp_path / ".netrc").write_text("machine api.wandb.ai login user password key\n")
     (tmp_path / ".netrc").chmod(0o600)
     if command == "check":

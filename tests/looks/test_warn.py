@@ -1,5 +1,7 @@
 """Warnings come once, after so many steps, and only where they hold."""
 
+import re
+
 import pytest
 
 from rlx.looks.described import DESCRIBED, described
@@ -40,6 +42,11 @@ def test_nothing_is_said_of_what_is_not_measured_or_not_finite():
 def test_a_single_update_a_batch_clips_nothing_and_that_is_fine():
     watch = Watch()
     assert not any(watch.step({"policy/clip_fraction": 0.0, "policy/ratio": 1.0}) for _ in range(30))
+
+
+def test_every_rule_names_the_setting_to_look_at():
+    for rule in RULES:
+        assert re.search(r"\b(rollout|train|algo|engine|--algo)[. ](\w+)", rule.says), rule.says
 
 
 def test_every_rule_looks_at_documented_metrics():

@@ -115,7 +115,8 @@ def test_a_run_gets_the_same_rewards_from_an_offloaded_model(folder, tmp_path):
     for offload in (False, True):
         result = rlx.train(
             algo="grpo", quiet=True, rewards=[{"name": f"hf:{folder}", "options": {"offload": offload}}],
-            run={"dir": str(tmp_path), "name": str(offload)}, rollout={"name": "hf", "max_completion": 16}, data={"eval": 0},
+            run={"dir": str(tmp_path), "name": str(offload)}, data={"eval": 0},
+            rollout={"name": "hf", "max_completion": 16},
             train={"steps": 2, "batch_size": 4, "minibatches": 1, "update_epochs": 1})
         found[offload] = result.metrics
     assert found[True]["reward/mean"] == pytest.approx(found[False]["reward/mean"], abs=1e-3)

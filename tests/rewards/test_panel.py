@@ -125,7 +125,7 @@ def test_more_than_a_set_share_of_failures_ends_the_run(panel, case, samples, po
     with pytest.raises(RewardError) as error:
         made.score(samples, ROWS)
     assert str(error.value).startswith("reward 'case_raises_on_one' (case-rewards 0.1) failed on\n  sample 3 of 8 ")
-    assert str(error.value).endswith("\nMend the reward, or raise its max_failed = 0.1: it failed on 1 of its last 8 "
+    assert str(error.value).endswith("\nMend the reward, or raise max_failed = 0.1: it failed on 1 of its last 8 "
                                      "samples.")
     assert isinstance(error.value.__cause__, ValueError)
     made = panel(case("R06_raises_on_one", "raises_on_one"), on_error=policy, max_failed=0.125)
@@ -149,7 +149,7 @@ def test_failures_are_counted_over_the_last_hundred_samples(panel, samples):
     fails.append(True)
     for _ in range(6):
         assert made.score(samples, ROWS).failed == 8
-    with pytest.raises(RewardError, match=r"raise its max_failed = 0\.5: it failed on 56 of its last 100 samples"):
+    with pytest.raises(RewardError, match=r"raise max_failed = 0\.5: it failed on 56 of its last 100 samples"):
         made.score(samples, ROWS)
 
 
