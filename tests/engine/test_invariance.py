@@ -32,6 +32,8 @@ def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         getattr(item, "callspec", None), "params", {}) and item.path.name == Path(__file__).name]
     wanted = [(p["world"], f"{p['case']}/{p['setting']}") for p in chosen]
     wanted += [(1, f"{p['case']}/{baseline(p['setting'])}") for p in chosen]
+    if any(item.name == "test_clipping_acts_and_every_role_moves" for item in request.session.items):
+        wanted += [(1, f"{case}/zero1-whole") for case in cases(REGISTRY)]
     folders = {world: tmp_path_factory.mktemp(f"ranks{world}") for world in (1, 2)}
     for world, folder in folders.items():
         if names := dict.fromkeys(name for w, name in wanted if w == world):
