@@ -132,7 +132,7 @@ def _form(line: str) -> str:
     line = re.sub(r"(?<=tokens)(, cut)?\]: .*", "]:", line)
     line = re.sub(r"[^\s'(]*/(?=\S)", "", line)
     line = re.sub(r"\b[0-9a-f]{12}\b", "#", line)
-    line = re.sub(r"-?\d[\d,.:]*", "#", line)
+    line = re.sub(r"[+-]?\d[\d,.:]*", "#", line)
     line = re.sub(r"# x #(,? # x #)*", "# x #", line)
     line = re.sub(r"[▁▂▃▄▅▆▇█]+", "▁", line)
     return " ".join(line.replace("steps", "step").split())

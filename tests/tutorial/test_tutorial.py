@@ -86,12 +86,13 @@ def assert_shown(followed, but=()):
 
 
 def test_the_output_shown_is_what_is_printed(followed):
-    assert_shown(followed, but=["claim-19"])
+    """Short runs may rank no pair, and start no processes."""
+    assert_shown(followed, but=["claim-15", "claim-19", "claim-20"])
 
 
 @pytest.mark.full
 def test_the_output_shown_is_what_is_printed_word_for_word(followed_whole):
-    assert_shown(followed_whole)
+    assert_shown(followed_whole, but=["claim-15"])  # the model's own words
 
 
 def test_01_no_distributed_setup(followed):
