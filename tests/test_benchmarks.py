@@ -14,6 +14,7 @@ def from_the_checkout(monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parents[1]))
 
 
+@pytest.mark.full
 def test_a_step_beside_trl(tmp_path):
     from benchmarks import peers
 
@@ -26,6 +27,7 @@ def test_a_step_beside_trl(tmp_path):
     assert found["peak_mib"] > found["grew_mib"] > 0
 
 
+@pytest.mark.full
 def test_a_file_of_each_layout_is_prepared(tmp_path):
     from benchmarks import data
 

@@ -34,6 +34,7 @@ def executed(folder: Path, **changed: str) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
 
 
+@pytest.mark.full
 def test_every_cell_runs(tmp_path):
     executed(tmp_path, STEPS="2", BATCH="4")
     cells = json.loads((tmp_path / "done.ipynb").read_text(encoding="utf-8"))["cells"]

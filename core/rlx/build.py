@@ -56,12 +56,12 @@ def build(plan: Plan, inputs: Inputs, ranks: Ranks, recorder: Recorder) -> Train
     modules: dict[Role, Any] = {}
     engines: dict[Role, Engine] = {}
     for role in sorted(needs.trains):  # one is split before the next is loaded
-        modules[role] = _load(plan, inputs, role, dtype, device)
+        modules[role] = _load(plan, role, inputs, dtype, device)
         engines[role] = build_engine(plan, inputs, role, modules[role], dtype)
     handles: dict[Role, Any] = {role: make(engine, in_step=ranks if engine.in_step else None)
                                 for role, engine in engines.items()}
     for role in sorted(needs.frozen):
-        load = partial(_frozen, plan, role, modules, handles, lambda r: make(_load(plan, inputs, r, dtype, device)))
+        load = partial(_frozen, plan, role, modules, handles, lambda r: make(_load(plan, r, inputs, dtype, device)))
         cached = role == "reference" and needs.data != "rollouts" and spec.model.reference.cache
         handles[role] = cached_reference(plan, inputs, ranks, load, recorder.note) if cached else load()
     algorithm = plan.algorithm.build()
@@ -94,7 +94,7 @@ def resume(trainer: Trainer, checkpoint: Path, state: dict[str, Any]) -> None:
     trainer.load_state_dict(state, lambda role: SavedTensors(checkpoint, role))
 
 
-def _load(plan: Plan, inputs: Inputs, role: Role, dtype: torch.dtype, device: str) -> Any:
+def _load(plan: Plan, role: Role, inputs: Inputs, dtype: torch.dtype, device: str) -> Any:
     model = plan.spec.model
     if role in ("policy", "reference"):
         path = model.reference.path if role == "reference" and model.reference.path else model.path

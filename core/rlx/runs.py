@@ -135,8 +135,9 @@ def open_run(plan: Plan, say: Any) -> tuple[RunFolder, Path | None]:
         CheckpointError: the checkpoint to resume from is not there or not whole.
     """
     run = plan.spec.run
-    name = run.name or f"{plan.algorithm.name}-{datetime.now():%Y%m%d-%H%M%S}"
-    folder = RunFolder(Path(run.dir).expanduser() / name)
+    where, now = Path(run.dir).expanduser(), f"{plan.algorithm.name}-{datetime.now():%Y%m%d-%H%M%S}"
+    new = next(name for name in (now, *(f"{now}-{n}" for n in range(2, 999))) if not (where / name).exists())
+    folder = RunFolder(where / (run.name or new))
     if run.resume is None:
         if (folder.path / "spec.yaml").exists():
             raise SpecError([f"the run folder '{folder.path}' already holds a run. Continue it with --resume auto, or "

@@ -43,7 +43,7 @@ def test_rewards_where_none_is_used_or_none_is_given(refused, rlx, base, model):
     ("polite_lenght", "no reward 'polite_lenght'. Did you mean 'polite_length'?"),
     ("polite_length=", "'rewards[0].weight' = None: input should be a valid number"),
     ("polite_length=half", "'rewards[0].weight' = 'half': input should be a valid number"),
-    ("polite_length=.inf", "'rewards[0].weight' = '.inf': input should be a valid number"),
+    ("polite_length=.inf", "'rewards[0].weight' = inf: input should be a finite number"),
 ])
 def test_a_reward_flag(refused, base, reward, said):
     assert said in refused("train", "--algo", "ppo", "--reward", reward, *base)

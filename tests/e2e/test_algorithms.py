@@ -21,7 +21,7 @@ from .conftest import metrics_of
 QUICK = Path(rlx.__file__).parent / "quickstart"
 TINY = str(QUICK / "rlx-tiny")
 REGISTRY = Registry.discover()
-TINY_JOB = {"train": {"steps": 2, "batch_size": 4}, "rollout": {"max_completion": 12}, "quiet": True}
+TINY_JOB = {"train": {"steps": 2, "batch_size": 4}, "rollout": {"max_completion": 20}, "quiet": True}
 
 
 def needs(name, rewards):
@@ -47,6 +47,8 @@ def test_it_trains(name, tmp_path, labelled):
     job = dict(TINY_JOB, run={"dir": str(tmp_path)}, reward="polite_length" if rewards else None)
     if asked.data != "rollouts":
         del job["rollout"]
+    elif asked.min_group > 1:
+        job["rollout"] = {**job["rollout"], "group_size": 3}
     if asked.data == "labelled" or asked.teacher:
         job |= {"model": TINY, "data": labelled}
     if asked.teacher:

@@ -24,9 +24,9 @@ def losses(run: Path, role: str) -> dict[int, float]:
     return {line["step"]: line[f"loss/{role}"] for line in lines}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("algo", "before", "after"), [
-    pytest.param(algo, *move, id=f"{algo}-{number}",
-                 marks=() if (algo, number) == ("sft", 0) else pytest.mark.full)
+    pytest.param(algo, *move, id=f"{algo}-{number}")
     for algo in ROLES for number, move in enumerate(MOVES)])
 def test_the_loss_curve_goes_on_as_it_would_have(train, tmp_path, algo, before, after):
     """Against a run that stayed where it was, to 1e-4 in every step after the move."""

@@ -77,7 +77,7 @@ def test_prints_random_numbers_and_overlap_change_nothing(rules, tmp_path, capsy
 
 def test_every_provider_has_its_figures_and_failures_are_traced(rules, tmp_path):
     some = {"name": f"{rules}:some", "on_error": "skip", "max_failed": 1.0, "weight": 2.0}
-    result = run(tmp_path, [f"{rules}:tidy", some], combine="normalized")
+    result = run(tmp_path, [f"{rules}:tidy", some], combine="normalized", train={"steps": 2, "batch_size": 8})
     table = pd.read_parquet(next((result.run / "samples").glob("step_*1.parquet")))
     line = next(m for m in metrics_of(result.run) if m["step"] == 1 and "reward/mean" in m)
     assert line["reward/tidy/mean"] == pytest.approx(table["reward/tidy"].mean())
@@ -114,7 +114,8 @@ def test_an_isolated_reward_and_a_served_one_score_alike(rules, tmp_path):
         options = {"longest": 12}
         result = run(tmp_path, [
             {"name": "length", "options": options}, f"http://127.0.0.1:{port}",
-            {"name": "length", "options": options, "isolate": "process", "label": "apart"}])
+            {"name": "length", "options": options, "isolate": "process", "label": "apart"}],
+            train={"steps": 2, "batch_size": 8})
     finally:
         server.terminate()
         server.wait()

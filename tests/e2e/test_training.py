@@ -136,6 +136,37 @@ def test_epochs_use_every_row_exactly_that_often(train, tmp_path):
     assert sorted(seen) == sorted(2 * [f"p{i}" for i in range(7)])
 
 
+def test_a_resumed_epoch_goes_on_with_the_rows_that_are_left(train, tmp_path):
+    """Broken off in the middle of an epoch, and at its end."""
+    data = tmp_path / "eight.jsonl"
+    data.write_text("".join(json.dumps({"prompt": f"p{i}"}) + "\n" for i in range(8)))
+    seen: list[str] = []
+
+    def spy(samples):
+        seen.extend(s.prompt for s in samples)
+        return [0.5 + 0.1 * len(s.completion) for s in samples]
+
+    def go(**run):
+        seen.clear()
+        steps = {"steps": None, "epochs": 2, "batch_size": 2}
+        result = train("ppo", reward=spy, data=str(data), train=steps, rollout={"max_completion": 4},
+                       run={"sample_every": None, "save_every": 1, **run})
+        return result, list(seen)
+
+    straight, rows = go(name="straight")
+    assert straight.steps == 8
+    assert sorted(rows[:8]) == sorted(rows[8:]) == [f"p{i}" for i in range(8)]
+    for stopped in (3, 4):
+        broken = straight.run.parent / f"broken{stopped}"
+        shutil.copytree(straight.run, broken)
+        for step in range(stopped + 1, 9):
+            shutil.rmtree(broken / "checkpoints" / f"global_step_{step}")
+        resumed, again = go(name=broken.name, resume="auto")
+        assert resumed.steps == 8
+        assert again == rows[2 * stopped :]
+        assert metrics_of(resumed.run) == metrics_of(straight.run)
+
+
 def test_a_run_without_judged_samples_ends_with_a_reason(train):
     with pytest.raises(TrainingError, match=r"no update was possible in 2 steps in a row"):
         train("ppo", reward=lambda samples: [None] * len(samples), train={"max_skipped": 2})

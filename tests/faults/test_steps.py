@@ -74,8 +74,8 @@ def test_out_of_memory_repeats_the_step_in_halves(train, monkeypatch, capsys):
 
     losses = Trainer._losses
 
-    def noted(self: Trainer, role: Any, batch: Any, found: Any, seen: Any, prefix: str = "") -> Any:
-        for weighted in losses(self, role, batch, found, seen, prefix):
+    def noted(self: Trainer, role: Any, batch: Any, made: Any, found: Any, seen: Any, prefix: str = "") -> Any:
+        for weighted in losses(self, role, batch, made, found, seen, prefix):
             sizes.append(seen.current_tokens)
             yield weighted
             sizes.append(0)
