@@ -24,7 +24,10 @@ def flags() -> dict[str, Any]:
             "cudnn attention": torch.backends.cuda.cudnn_sdp_enabled()}
 
 
-@pytest.mark.parametrize("algo", ["sft", *(pytest.param(name, marks=pytest.mark.full) for name in ("ppo", "grpo", "dpo"))])
+LONG = [pytest.param(name, marks=pytest.mark.full) for name in ("ppo", "grpo", "dpo")]
+
+
+@pytest.mark.parametrize("algo", ["sft", *LONG])
 def test_the_same_seed_gives_the_same_bits(train, algo):  # noqa: F811
     one, two = (train(algo, **SHORT, **(SAMPLED if algo in ("ppo", "grpo") else {})) for _ in range(2))
     assert one.run != two.run
