@@ -51,6 +51,7 @@ def same_metrics(one: Path, other: Path) -> None:
         assert a == pytest.approx(b, rel=1e-3, abs=2e-4)
 
 
+@pytest.mark.full  # the gate has tests/engine/test_invariance.py and test_resharding.py
 def test_two_ranks_train_what_one_does_and_checkpoints_cross(tmp_path):
     """ZeRO-3 on two ranks against ZeRO-1 on one, from the rollouts to the weights, and each continued by the other."""
     one = train(tmp_path, "one", *PPO, "--steps", "2")
@@ -104,7 +105,8 @@ def test_a_rank_may_have_nothing_to_do(tmp_path):
 
 @pytest.mark.fault("a rank dies")
 @pytest.mark.parametrize(("name", "what", "code", "said"), [
-    ("raises", "raise ValueError('no such thing')", 1, "error: rank 1: reward 'raises'"),
+    pytest.param("raises", "raise ValueError('no such thing')", 1, "error: rank 1: reward 'raises'",
+                 marks=pytest.mark.full),
     ("killed", "os.kill(os.getpid(), signal.SIGKILL)", 1, "error: rank 1: it was killed by SIGKILL"),
     pytest.param("crashes", "os.write(2, b'device-side assert'); os._exit(3)", 3,
                  "error: rank 1: ended with exit code 3\ndevice-side assert", marks=pytest.mark.full),

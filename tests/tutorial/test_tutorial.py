@@ -320,6 +320,7 @@ def test_16_too_little_memory_is_helped_by_smaller_passes(tmp_path, little_memor
     assert unlike(message("claim-16", "its gradients are made again"), capsys.readouterr().out) == []
 
 
+@pytest.mark.full  # in a process that has freed much before, nothing more is needed
 def test_16_too_little_memory_names_what_to_change(tmp_path, little_memory):
     """With ZeRO 2 a pass that failed cannot be made again."""
     little_memory(0)
