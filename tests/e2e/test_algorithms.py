@@ -96,6 +96,7 @@ def test_dapo_samples_past_dead_groups_and_resumes_in_the_same_place(tmp_path):
         rlx.train(**{**job, "train": {"epochs": 1}})
 
 
+@pytest.mark.full  # the full circle has one in the gate
 def test_a_reward_model_tells_good_from_bad_and_is_an_hf_classifier(tmp_path):
     result = rlx.train(
         algo="reward_model", quiet=True, run={"dir": str(tmp_path)}, model=TINY,

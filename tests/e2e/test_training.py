@@ -74,6 +74,7 @@ def test_results_do_not_depend_on_the_micro_batch(train, algo):
         assert a == pytest.approx(b, rel=1e-3, abs=1e-4)
 
 
+@pytest.mark.full  # the full circle learns in the gate
 def test_training_raises_the_reward_it_is_given(train):
     """A reward for short completions: the policy learns to stop early."""
     def short(samples: list[Sample]) -> list[float]:
