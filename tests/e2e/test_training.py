@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from datetime import datetime
 from pathlib import Path
 
 import pandas as pd
@@ -310,6 +311,17 @@ def test_a_named_checkpoint_never_overwrites_another_run_or_its_own_future(train
     state.write_bytes(state.read_bytes()[:-1] + b"\x00")
     with pytest.raises(CheckpointError, match=r"damaged: state/policy.safetensors"):
         train("sft", run={"resume": str(branch.checkpoint)}, train={"steps": 9})
+
+
+def test_two_runs_of_one_second_have_names_of_their_own(train, monkeypatch):
+    class Still(datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return cls(2026, 1, 2, 3, 4, 5)
+
+    monkeypatch.setattr("rlx.runs.datetime", Still)
+    names = [train("sft", train={"steps": 1}).run.name for _ in range(3)]
+    assert names == ["sft-20260102-030405", "sft-20260102-030405-2", "sft-20260102-030405-3"]
 
 
 def test_a_refused_start_leaves_the_name_free(train, tmp_path):

@@ -122,14 +122,18 @@ def test_02_any_causal_language_model(name, tmp_path):
         f"{name.lower()}config"]
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
              "num_key_value_heads": 4, "head_dim": 8, "max_position_embeddings": 256}
-    model = config(vocab_size=len(tokenizer), eos_token_id=1, pad_token_id=0, bos_token_id=None, **sizes)
-    transformers.AutoModelForCausalLM.from_config(model).save_pretrained(tmp_path / "model")
+    settings = config(vocab_size=len(tokenizer), eos_token_id=1, pad_token_id=0, bos_token_id=None, **sizes)
+    model = transformers.AutoModelForCausalLM.from_config(settings)
+    model.save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
     data = tmp_path / "data.jsonl"
     data.write_text("".join(json.dumps({"instruction": f"Say {i}."}) + "\n" for i in range(8)))
     result = rlx.train(algo="ppo", reward="polite_length", model=str(tmp_path / "model"), data=str(data), steps=1,
                        run={"dir": str(tmp_path / "runs")}, train=SMALL["train"], quiet=True, **SHORT)
-    transformers.AutoModelForCausalLM.from_pretrained(result.checkpoint / "actor")
+    trained = transformers.AutoModelForCausalLM.from_pretrained(result.checkpoint / "actor")
+    assert type(trained) is type(model)
+    before = model.state_dict()
+    assert any(not torch.equal(weight, before[key]) for key, weight in trained.state_dict().items()), "it has moved"
 
 
 def test_03_a_long_prompt_brings_both_numbers(followed):

@@ -31,10 +31,10 @@ def _d_logits(logits: Tensor, targets: Tensor, temperature: float, entropy: Tens
               d_entropy: Tensor | None) -> Tensor:
     """``[N, V]`` gradient of the logits, in their dtype."""
     p = _logp(logits, temperature).exp()
-    found = torch.zeros_like(p) if d_entropy is None else (
-        (torch.special.entr(p) - p * entropy[:, None]) * d_entropy[:, None])
-    if d_logprobs is not None:
-        found = (found - p * d_logprobs[:, None]).scatter_add(1, targets[:, None], d_logprobs[:, None])
+    found = torch.zeros_like(p) if d_logprobs is None else (p * -d_logprobs[:, None]).scatter_add_(
+        1, targets[:, None], d_logprobs[:, None])
+    if d_entropy is not None:
+        found += (torch.special.entr(p) - p * entropy[:, None]) * d_entropy[:, None]
     return (found if temperature == 1.0 else found / temperature).to(logits.dtype)
 
 

@@ -54,12 +54,9 @@ class Trained(nn.Module):
         self._checkpointed = _checkpointed_layers(self.model)
 
     def fuse(self) -> None:
-        """Compute layers and logprobs with fused kernels from now on; the first passes compile them.
+        """Compute logprobs, and layers that HF marks, with fused kernels from now on; the first passes compile them.
 
         What cannot be compiled goes on without.
-
-        Raises:
-            ModelError: HF says nothing of the model's layers.
         """
         torch._dynamo.config.suppress_errors = True
         for layer in _layers(self.model):
@@ -171,16 +168,15 @@ def _checkpointed_layers(model: Any) -> list[nn.Module]:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     except ValueError as error:
         raise ModelError(f"engine.activation_checkpointing: {type(model).__name__} does not support it") from error
-    return _layers(model)
+    layers = _layers(model)
+    if not layers:
+        raise ModelError(f"engine.activation_checkpointing: {type(model).__name__} has no layers that support it")
+    return layers
 
 
 def _layers(model: Any) -> list[nn.Module]:
-    """Of the decoder; raises `ModelError` if HF does not mark them."""
-    layers: list[nn.Module] = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
-    if not layers:
-        raise ModelError(f"engine.activation_checkpointing, engine.compile: {type(model).__name__} does not mark its "
-                         "layers, so that neither is possible")
-    return layers
+    """Of the decoder, as HF marks them; none if it does not."""
+    return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
 
 
 @contextmanager
