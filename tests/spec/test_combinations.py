@@ -186,3 +186,10 @@ def test_a_backend_that_does_not_repeat_itself_is_no_part_of_a_deterministic_run
     object.__setattr__(registry.get("rollout", "hf").plugin, "deterministic", False)
     with pytest.raises(SpecError, match=r"engine.deterministic: what the rollout backend 'hf' samples depends on"):
         resolve(registry, settings(engine__deterministic=True, rollout__name="hf"))
+
+
+def test_fused_kernels_need_whole_layers(problems, plan, settings):
+    assert problems(settings(engine__compile=True, engine__zero_stage=3)) == [
+        "engine.compile fuses what engine.zero_stage = 3 gathers and drops layer by layer: use stage 1 or 2"]
+    for fine in ({"engine__compile": True}, {"engine__compile": False, "engine__zero_stage": 3}):
+        plan(settings(**fine))

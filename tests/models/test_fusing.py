@@ -1,0 +1,36 @@
+"""When kernels are fused."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from rlx import build
+from rlx_sdk import InputError
+
+LONG = 10**9
+"""Weights with which any run is worth it."""
+
+
+def fuses(device="cuda:0", compile=None, stage=1, weights=LONG, steps=1000):
+    train, engine = SimpleNamespace(batch_size=32), SimpleNamespace(compile=compile, zero_stage=stage)
+    plan = SimpleNamespace(spec=SimpleNamespace(engine=engine, train=train), rollout=None)
+    inputs = SimpleNamespace(total_steps=steps, train=SimpleNamespace(mean_tokens=100.0))
+    return build._fuses(plan, inputs, weights, device)
+
+
+def test_by_itself_for_long_runs_on_a_gpu_only(monkeypatch):
+    monkeypatch.setenv("CC", "cc")
+    assert fuses()
+    for other in ({"device": "cpu"}, {"stage": 3}, {"steps": 1, "weights": 10**6}, {"compile": False}):
+        assert not fuses(**other), other
+    assert fuses(device="cpu", compile=True, steps=1)
+
+
+def test_without_a_compiler_only_when_nobody_asked(monkeypatch):
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    assert not fuses()
+    with pytest.raises(InputError, match=r"engine\.compile needs a C compiler"):
+        fuses(compile=True)
