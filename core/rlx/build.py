@@ -51,7 +51,7 @@ def build(plan: Plan, inputs: Inputs, ranks: Ranks, recorder: Recorder) -> Train
     rewards = build_rewards(plan, device)  # first: what cannot work is found before a model is loaded
     seed_everything(spec.run.seed, 0, 0)  # every rank begins with the same new weights
     temperature = spec.rollout.temperature if needs.data == "rollouts" else 1.0
-    make = partial(Handle, device=torch.device(device), micro_tokens=spec.train.micro_tokens,
+    make = partial(Handle, device=torch.device(device), micro_tokens=spec.train.pass_tokens,
                    micro_batch=spec.train.micro_batch, temperature=temperature, packed=spec.train.packing)
     modules: dict[Role, Any] = {}
     engines: dict[Role, Engine] = {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -123,8 +122,3 @@ def _model_problems(plan: Plan) -> Iterator[str]:
         yield f"rows of up to {longest} tokens > {other}, the context of model.reference.path; set data.max_length"
     if total and prompt and total <= prompt:
         yield f"data.max_length = {total} leaves nothing for an answer after data.max_prompt = {prompt}"
-
-
-def gpu_is_there() -> bool:
-    """Whether torch will find one; asked of the driver, since torch is not loaded yet."""
-    return os.environ.get("CUDA_VISIBLE_DEVICES", "0") not in ("", "-1") and Path("/dev/nvidiactl").exists()

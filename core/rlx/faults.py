@@ -76,7 +76,7 @@ def ways_to_save(spec: Spec, phase: str = "update") -> list[str]:
     engine, lengths = spec.engine, "data.max_length" if not spec.rewards else "rollout.max_completion"
     if phase in ("rollout", "sync"):
         return ["rollout.options (the backend's own memory or batch)", f"a smaller {lengths}", "train.batch_size"]
-    passes = [f"train.micro_tokens, now {spec.train.micro_tokens} (or train.micro_batch = 1)"]
+    passes = [f"train.micro_tokens, now {spec.train.pass_tokens} (or train.micro_batch = 1)"]
     if phase == "prepare":
         return [*passes, f"a smaller {lengths}"]
     return [*passes,

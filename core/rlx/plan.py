@@ -10,10 +10,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from rlx.combinations import conflicts, gpu_is_there, inert
+from rlx.combinations import conflicts, inert
 from rlx.folders import folder_problems
 from rlx.functions import find_reward
 from rlx.layers import QUICKSTART, Tree, expand_home, leaves, lookup, merge, read_spec_file, remove
+from rlx.machine import gpu_is_there
 from rlx.problems import sentences
 from rlx.registry import Entry, Registry
 from rlx.spec import RewardSpec, Spec

@@ -64,12 +64,12 @@ def _load(plan: Plan, data: Prepared, ranks: int) -> Load:
     longest = int(lengths.max()) + (plan.spec.rollout.max_completion if rollout else 0)
     rows = -(-train.batch_size * (plan.group_size if rollout else 1) // ranks)
     in_pass = min(-(-rows // train.minibatches), train.micro_batch or rows)
-    tokens = max(longest, min(train.micro_tokens, in_pass * longest))
+    tokens = max(longest, min(train.pass_tokens, in_pass * longest))
     cached = min(rollout.entry.call("cached_tokens", rollout.options), rows * longest) if rollout else 0
     sampled = -(-cached // longest)
     learned = min(tokens, in_pass * plan.spec.rollout.max_completion) if rollout else tokens
     if train.packing:
-        tokens = max(longest, min(train.micro_tokens, int(np.sort(lengths)[-in_pass:].sum())))
+        tokens = max(longest, min(train.pass_tokens, int(np.sort(lengths)[-in_pass:].sum())))
         return Load(tokens, tokens, min(tokens, learned), True, cached, sampled)
     if "chosen" in data.table.column_names and "policy" in plan.needs.trains:  # both answers behind one prompt
         joined = int((lengths - pc.list_value_length(data.table.column("prompt")).to_numpy()).max())

@@ -148,7 +148,7 @@ class Trainer:
     def _losses(self, role: Role, batch: Batch, made: list[Sequences], found: Accumulator, seen: Seen,
                 prefix: str = "") -> Iterator[Tensor]:
         """``Σ weight·loss`` of each of this rank's micro-batches; ``made`` gets what became known on the way."""
-        train, device, budget = self.train, self.engines[role].device, self.budget or self.train.micro_tokens
+        train, device, budget = self.train, self.engines[role].device, self.budget or self.train.pass_tokens
         used = batch[batch.weight[role] > 0]  # what has no weight may hold anything
         parts = share_out(used, budget, train.micro_batch, self.ranks, train.packing) if len(used) else ()
         for part, real in parts:

@@ -6,6 +6,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import GenerationConfig
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from rlx.batching import pad_sequences
 from rlx.models import CausalLM
@@ -261,3 +263,22 @@ def test_it_is_exact_in_float32_only(backend):
 
 def test_no_requests_give_nothing(backend):
     assert list(backend().generate([])) == []
+
+
+@pytest.mark.parametrize("shared", [1, 2, 4])
+def test_keys_are_not_copied_for_the_heads_that_share_them(backend, llama, monkeypatch, shared):
+    """And logprobs are those of one pass over the whole; HF's own way is taken where there is more than one token."""
+    copies, model = [], llama(num_attention_heads=4, num_key_value_heads=4 // shared)
+    made = backend(model, stops=(99,))
+    monkeypatch.setattr("transformers.integrations.sdpa_attention.repeat_kv",
+                        lambda states, n: copies.append(states.shape) or states.repeat_interleave(n, 1))
+    asked = requests(Sampling(1.0, 1.0, 12), *PROMPTS, n=4)
+    rows = [(asked[i].tokens, g) for i, group in made.generate(asked) for g in group]
+    layers = model.config.num_hidden_layers
+    assert len(copies) == (0 if shared == 1 else 2 * layers), "the prompts' pass alone"
+    assert ALL_ATTENTION_FUNCTIONS["sdpa"] is sdpa_attention_forward
+    seqs = pad_sequences([prompt for prompt, _ in rows], [g.tokens for _, g in rows], 0,
+                         rollout_logprobs=[g.logprobs for _, g in rows])
+    with torch.no_grad():
+        logprobs, _ = CausalLM(model)(seqs.tokens, seqs.mask, 1.0)
+    torch.testing.assert_close(logprobs, seqs.per_token["rollout_logprobs"] * seqs.mask, atol=1e-5, rtol=0)

@@ -246,7 +246,7 @@ def test_12_five_settings_with_their_defaults():
     defaults = {**plan.spec.model_dump(), "algo": plan.algorithm.options.model_dump()}
     assert rows == {name: lookup(defaults, name) for name in (
         "train.micro_batch", "algo.kl.coef", "run.save_every", "algo.gamma", "algo.lam")}
-    assert plan.spec.train.micro_tokens == 8192
+    assert plan.spec.train.pass_tokens == 2048  # no GPU is needed to test
     assert plan.needs.frozen == {"reference"}
     assert resolve(Registry.discover(), {**PPO, "algo": {"name": "ppo", "kl": {"coef": 0}}}).needs.frozen == set()
 
@@ -321,7 +321,7 @@ def little_memory(monkeypatch):
 
 
 def test_16_too_little_memory_is_helped_by_smaller_passes(tmp_path, little_memory, capsys):
-    little_memory(1500)
+    little_memory(600)
     rlx.train(algo="sft", steps=2, run={"dir": str(tmp_path)}, data={"eval": 0},
               train={"batch_size": 64, "minibatches": 1, "update_epochs": 1})
     assert unlike(message("claim-16", "its gradients are made again"), capsys.readouterr().out) == []
