@@ -162,6 +162,17 @@ def test_distillation_follows_the_teacher_token_by_token(data, context, lookup):
     assert float(batch.metrics["kl/mean"].total) == pytest.approx(1.5)
 
 
+@pytest.mark.parametrize("estimator", ["k2", "k3"])
+def test_distillation_in_the_loss_falls_towards_the_teacher(data, context, lookup, objective, estimator):
+    """Of a token that the teacher finds likelier, and of one that it does not."""
+    rows = data([1, 1], [None, None], [0, 1], [[-1.0], [-1.0]])
+    policy = lookup(torch.full((2, 2), -1.0).double().requires_grad_())
+    ctx = context(reference=lookup(numbers([[0, -0.5], [0, -2.0]])), policy=policy)
+    algorithm = build("distill", kl={"estimator": estimator, "where": "loss"})
+    objective(algorithm, "policy", algorithm.prepare(rows, ctx), ctx).backward()
+    assert policy.table.grad[0, 1] < 0 < policy.table.grad[1, 1]
+
+
 @pytest.mark.parametrize(("rewards", "kept"), [((1.0, 1.0), False), ((0.3, 0.3 + 1e-10), False), ((), False),
                                                ((1.0,), False), ((0.0, 1.0), True), ((-1.0, -1.1), True)])
 def test_dapo_keeps_groups_with_something_to_learn(rewards, kept):
@@ -177,7 +188,10 @@ def test_dapo_s_penalty_comes_after_the_choice_of_groups(data, context):
 
 
 @pytest.mark.parametrize(("name", "options"), [("gspo", {"dual_clip": 3.0}), ("cispo", {"dual_clip": 3.0}),
-                                               ("dr_grpo", {"std_eps": 1e-4}), ("distill", {"kl": {"coef": 0}})])
+                                               ("dr_grpo", {"std_eps": 1e-4}), ("distill", {"kl": {"coef": 0}}),
+                                               ("distill", {"kl": {"where": "loss"}}),
+                                               ("distill", {"kl": {"estimator": "k3"}}),
+                                               ("dapo", {"overlong_coef": 0.5})])
 def test_options_that_could_not_act_do_not_exist(name, options):
     with pytest.raises(ValidationError):
         build(name, **options)
