@@ -203,3 +203,39 @@ def test_several_rewards_are_summed_before_a_group_is_normalised(case, data, con
     scores = [a + b for a, b in zip(given["reward_a"], given["reward_b"], strict=True)]  # what a panel of both gives
     found = build("grpo", std_eps=given["eps"]).prepare(data([1] * 4, scores, [0] * 4), context())
     torch.testing.assert_close(advantages(found), numbers(m39["expected"]["sum_then_normalise"]), atol=1e-5, rtol=0)
+
+
+def test_returns_are_whitened_over_the_tokens_that_count(case, data, context):
+    m13 = case("M13_whitening")
+    given, found = m13["inputs"], build("reinforce++", kl={"coef": 0})
+    scores = [value if kept else None for value, kept in zip(given["values"], given["mask"], strict=True)]
+    batch = found.prepare(data([1] * 6, scores, range(6)), context())
+    assert_close(advantages(batch), numbers(m13["expected"]["unbiased_var"][:4]))
+    alone = found.prepare(data([1, 1], [3.0, None], [0, 1]), context())
+    assert advantages(alone).tolist() == [0.0]
+    assert len(found.prepare(data([1, 1], [None, None], [0, 1]), context())) == 0
+
+
+def test_dapo_s_penalty_by_length(case, data, context):
+    """Also of a completion without a token, which teaches nothing by itself."""
+    m36 = case("M36_dapo_overlong")
+    given, penalty = m36["inputs"], numbers(m36["expected"]["penalty"])
+    algorithm = build("dapo", overlong_margin=given["L_cache"], overlong_coef=0.5)
+    batch = algorithm.prepare(data(given["lengths"], [1.0] * 8, [0] * 8), context(max_completion=given["L_max"]))
+    measured = batch.metrics["reward/overlong"]
+    assert float(measured.total) / float(measured.count) == pytest.approx(0.5 * float(penalty.mean()))
+    expected = 0.5 * (penalty - penalty.mean()) / (0.5 * penalty.std() + 1e-6)
+    assert_close(batch.sequences["completion"].per_token["advantages"][1:, 1], expected[1:])
+    assert batch.weight["policy"].tolist() == given["lengths"]
+
+
+@pytest.mark.parametrize("name", ["grpo", "gspo"])
+def test_a_ratio_of_each_token_or_of_the_whole_completion(case, sequences, grid, lookup, context, name):
+    m38 = case("M38_token_vs_sequence_ratio")
+    given, expected = m38["inputs"], m38["expected"]
+    seqs = sequences([[1] * 4], old_logprobs=grid([given["logp_old"]]), advantages=grid([[given["advantage"]] * 4]))
+    algorithm = build(name, clip_low=given["clip"], clip_high=given["clip"])
+    loss = algorithm.loss("policy", algorithm.batch(seqs, {}), context(policy=lookup(grid([given["logp_new"]]))))
+    assert loss.rows.item() == pytest.approx(expected[f"{name}_loss"], abs=1e-6)
+    ratios = expected["grpo_ratio"] if name == "grpo" else [expected["gspo_ratio"]] * 4
+    assert float(loss.metrics["policy/ratio"].total) == pytest.approx(sum(ratios), abs=1e-6)

@@ -14,6 +14,7 @@ from rlx_sdk import DataError
 HH = "\n\nHuman: Is it?\n\nAssistant:"
 USER, ANSWER = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yo"}
 SYSTEM = {"role": "system", "content": "Be."}
+CASES = Path(__file__).parents[1] / "cases"
 
 
 @pytest.mark.parametrize(("row", "kind", "prompt", "answers", "rest"), [
@@ -103,7 +104,8 @@ def test_three_ways_to_leave_input_empty_are_one(rows, tokenizer):
     examples = [read_example(file[i], "demonstrations") for i in range(4)]
     prompts = [tokenizer().encode_prompt(e.prompt) for e in examples]
     assert prompts[0] == prompts[1] == prompts[2]
-    assert "None" not in tokenizer().decode(prompts[0])
+    case = json.loads((CASES / "expected/data/D07.json").read_text())
+    assert not any(word in tokenizer().decode(prompt) for word in case["must_not_contain"] for prompt in prompts)
     assert examples[3].prompt[0]["content"] == "Translate to Spanish.\n\ngood night"
 
 
