@@ -42,7 +42,8 @@ def describe_algorithm(entry: Entry) -> dict[str, Any]:
     build = entry.plugin.build
     algorithm = build.resolve() if hasattr(build, "resolve") else build
     text = inspect.getdoc(importlib.import_module(algorithm.__module__)) or ""
-    return {"needs": {"data": " or ".join(f"{n.data}{', scored' if n.rewards else ''}" for n in asked),
+    data = (n.data + ", scored" * n.rewards + " as a whole and by step" * n.token_rewards for n in asked)
+    return {"needs": {"data": " or ".join(data),
                       "trains": ", ".join(sorted(asked[0].trains)),
                       "frozen": ", ".join(sorted(asked[0].frozen)) or "–", "samples a prompt": " or ".join(sizes)},
             "formula": (inspect.getdoc(algorithm) or "").replace("``", "`"), "text": text.replace("``", "`"),

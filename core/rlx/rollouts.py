@@ -178,7 +178,7 @@ class RolloutSource(Source):
                                          [places[i][0] for i, *_ in flat])
         if any(judged.spans) and not self._needs.token_rewards:
             raise RewardError("a reward gave rewards of steps (Score.spans), and this algorithm learns from whole "
-                              "completions")
+                              "completions: leave them out, or take one that docs/algorithms.md says is scored by step")
         return _Round([_Row(*places[i], n, requests[i].tokens, g, sample, judged.rewards[k], judged.totals[k],
                             judged.judged[k], judged.spans[k]) for k, (i, n, g, sample) in enumerate(flat)], judged)
 

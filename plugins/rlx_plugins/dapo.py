@@ -9,8 +9,9 @@ When to use: long reasoning with rewards of 0 and 1, where many prompts are alwa
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from rlx import ops
 from rlx.ops import Aggregation
@@ -33,6 +34,12 @@ class DAPOConfig(GRPOConfig):
     """Tokens before ``rollout.max_completion`` over which the penalty falls to −1; null for no penalty."""
     overlong_coef: float = Field(1.0, gt=0)
     """The penalty is multiplied by it."""
+
+    @model_validator(mode="after")
+    def _acts(self) -> Self:
+        if self.overlong_margin is None and "overlong_coef" in self.model_fields_set:
+            raise ValueError("overlong_coef can have no effect without overlong_margin: give both, or leave it out")
+        return self
 
 
 def needs(options: DAPOConfig, rewards: bool) -> Needs:

@@ -8,7 +8,9 @@ When to use: a larger model with the same vocabulary already does what the small
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Self
+
+from pydantic import Field, model_validator
 
 from rlx_plugins.policy_gradient import CLIPS, KLConfig, PolicyConfig, PolicyGradient
 from rlx_sdk import Batch, Context, Needs, Rollouts
@@ -19,6 +21,13 @@ class TeacherConfig(KLConfig):
 
     coef: float = Field(1.0, gt=0)
     """Its strength."""
+
+    @model_validator(mode="after")
+    def _teaches(self) -> Self:
+        if (self.estimator == "k1") != (self.where == "reward"):
+            raise ValueError(f"estimator = {self.estimator} with where = {self.where} does not lead to the teacher: k1 "
+                             "has its gradient as an advantage (where = reward), k2 and k3 have theirs in the loss")
+        return self
 
 
 class DistillConfig(PolicyConfig):

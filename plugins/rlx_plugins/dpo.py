@@ -42,6 +42,9 @@ class DPOConfig(Config):
     def _acts(self) -> Self:
         if self.label_smoothing and self.loss in ("hinge", "ipo"):
             raise ValueError(f"label_smoothing can have no effect with loss = {self.loss}")
+        if self.loss == "robust" and not self.label_smoothing:
+            raise ValueError("loss = robust corrects for the share label_smoothing of wrong labels: give it, or leave "
+                             "loss out")
         if self.loss == "ipo" and "length_normalised" in self.model_fields_set and not self.length_normalised:
             raise ValueError("loss = ipo is defined on means over tokens; leave length_normalised out")
         return self

@@ -20,7 +20,7 @@ class LossKLConfig(KLConfig):
     estimator: KLEstimator = "k3"
     """From one sampled token: log-ratio, half its square, or the low-variance unbiased one."""
     where: Literal["reward", "loss"] = "loss"
-    """Subtracted from the reward, or added to the loss."""
+    """Subtracted from the reward, or added to the loss; there take k2 or k3, as the gradient of k1 is 0 on average."""
 
 
 def group_needs(options: PolicyConfig, rewards: bool, clips: frozenset[str] = CLIPS, **more: Any) -> Needs:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 TIE = 1e-4
-"""What two sides may differ by and still be alike: float32 noise of summed logprobs. A tie is not a win."""
+"""What two sides may differ by and still be alike: float32 noise of summed logprobs, or scores. A tie is not a win."""
 
 
 class Side(NamedTuple):
@@ -52,10 +52,10 @@ def preference_metrics(chosen: Tensor, rejected: Tensor, beta: float) -> dict[st
 
 def best_and_worst(rollouts: Rollouts) -> tuple[Sequences, Sequences]:
     """The best and the worst judged completion of each prompt; none of a prompt whose completions score alike."""
-    best, worst = [], []
-    for group in sorted(set(rollouts.group.tolist())):
-        rows = ((rollouts.group == group) & rollouts.judged).nonzero().flatten()
-        if len(rows) and rollouts.rewards[rows].max() > rollouts.rewards[rows].min():
-            best.append(rows[rollouts.rewards[rows].argmax()])
-            worst.append(rows[rollouts.rewards[rows].argmin()])
-    return rollouts.seqs[rollouts.group.new_tensor(best)], rollouts.seqs[rollouts.group.new_tensor(worst)]
+    judged = rollouts[rollouts.judged]
+    differ = judged[~ops.dead_groups(judged.rewards, judged.group)]
+    groups = [(differ.group == group).nonzero().flatten()
+              for group in sorted(set(differ.group.tolist()))]
+    best = [rows[differ.rewards[rows].argmax()] for rows in groups]
+    worst = [rows[differ.rewards[rows].argmin()] for rows in groups]
+    return differ.seqs[differ.group.new_tensor(best)], differ.seqs[differ.group.new_tensor(worst)]

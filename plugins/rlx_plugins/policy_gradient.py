@@ -41,7 +41,7 @@ class KLConfig(Config):
     estimator: KLEstimator = "k1"
     """From one sampled token: log-ratio, half its square, or the low-variance unbiased one."""
     where: Literal["reward", "loss"] = "reward"
-    """Subtracted from the reward, or added to the loss."""
+    """Subtracted from the reward, or added to the loss; there take k2 or k3, as the gradient of k1 is 0 on average."""
     target: float | None = Field(None, gt=0)
     """Moves the coefficient towards this KL a completion (arXiv 1909.08593)."""
     horizon: float | None = Field(None, gt=0)

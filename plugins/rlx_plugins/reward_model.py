@@ -10,6 +10,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from rlx import ops
+from rlx_plugins.pairs import TIE
 from rlx_sdk import Algorithm, Batch, Config, Context, Loss, Mean, Needs, Pairs, Role, Sum
 
 
@@ -48,4 +49,4 @@ class RewardModel(Algorithm[Pairs]):
         loss = ops.ranking_loss(chosen, rejected, rows.values["margin"]) + o.centre_coef * (chosen + rejected) ** 2
         return Loss(loss, {"rewards/chosen": Mean(chosen.sum(), n), "rewards/rejected": Mean(rejected.sum(), n),
                            "rewards/margin": Mean((chosen - rejected).sum(), n),
-                           "rewards/accuracy": Mean((chosen > rejected).sum(), n)})
+                           "rewards/accuracy": Mean((chosen - rejected > TIE).sum(), n)})

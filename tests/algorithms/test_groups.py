@@ -162,6 +162,17 @@ def test_distillation_follows_the_teacher_token_by_token(data, context, lookup):
     assert float(batch.metrics["kl/mean"].total) == pytest.approx(1.5)
 
 
+@pytest.mark.parametrize("estimator", ["k2", "k3"])
+def test_distillation_in_the_loss_falls_towards_the_teacher(data, context, lookup, objective, estimator):
+    """Of a token that the teacher finds likelier, and of one that it does not."""
+    rows = data([1, 1], [None, None], [0, 1], [[-1.0], [-1.0]])
+    policy = lookup(torch.full((2, 2), -1.0).double().requires_grad_())
+    ctx = context(reference=lookup(numbers([[0, -0.5], [0, -2.0]])), policy=policy)
+    algorithm = build("distill", kl={"estimator": estimator, "where": "loss"})
+    objective(algorithm, "policy", algorithm.prepare(rows, ctx), ctx).backward()
+    assert policy.table.grad[0, 1] < 0 < policy.table.grad[1, 1]
+
+
 @pytest.mark.parametrize(("rewards", "kept"), [((1.0, 1.0), False), ((0.3, 0.3 + 1e-10), False), ((), False),
                                                ((1.0,), False), ((0.0, 1.0), True), ((-1.0, -1.1), True)])
 def test_dapo_keeps_groups_with_something_to_learn(rewards, kept):
@@ -177,7 +188,10 @@ def test_dapo_s_penalty_comes_after_the_choice_of_groups(data, context):
 
 
 @pytest.mark.parametrize(("name", "options"), [("gspo", {"dual_clip": 3.0}), ("cispo", {"dual_clip": 3.0}),
-                                               ("dr_grpo", {"std_eps": 1e-4}), ("distill", {"kl": {"coef": 0}})])
+                                               ("dr_grpo", {"std_eps": 1e-4}), ("distill", {"kl": {"coef": 0}}),
+                                               ("distill", {"kl": {"where": "loss"}}),
+                                               ("distill", {"kl": {"estimator": "k3"}}),
+                                               ("dapo", {"overlong_coef": 0.5})])
 def test_options_that_could_not_act_do_not_exist(name, options):
     with pytest.raises(ValidationError):
         build(name, **options)
@@ -189,3 +203,39 @@ def test_several_rewards_are_summed_before_a_group_is_normalised(case, data, con
     scores = [a + b for a, b in zip(given["reward_a"], given["reward_b"], strict=True)]  # what a panel of both gives
     found = build("grpo", std_eps=given["eps"]).prepare(data([1] * 4, scores, [0] * 4), context())
     torch.testing.assert_close(advantages(found), numbers(m39["expected"]["sum_then_normalise"]), atol=1e-5, rtol=0)
+
+
+def test_returns_are_whitened_over_the_tokens_that_count(case, data, context):
+    m13 = case("M13_whitening")
+    given, found = m13["inputs"], build("reinforce++", kl={"coef": 0})
+    scores = [value if kept else None for value, kept in zip(given["values"], given["mask"], strict=True)]
+    batch = found.prepare(data([1] * 6, scores, range(6)), context())
+    assert_close(advantages(batch), numbers(m13["expected"]["unbiased_var"][:4]))
+    alone = found.prepare(data([1, 1], [3.0, None], [0, 1]), context())
+    assert advantages(alone).tolist() == [0.0]
+    assert len(found.prepare(data([1, 1], [None, None], [0, 1]), context())) == 0
+
+
+def test_dapo_s_penalty_by_length(case, data, context):
+    """Also of a completion without a token, which teaches nothing by itself."""
+    m36 = case("M36_dapo_overlong")
+    given, penalty = m36["inputs"], numbers(m36["expected"]["penalty"])
+    algorithm = build("dapo", overlong_margin=given["L_cache"], overlong_coef=0.5)
+    batch = algorithm.prepare(data(given["lengths"], [1.0] * 8, [0] * 8), context(max_completion=given["L_max"]))
+    measured = batch.metrics["reward/overlong"]
+    assert float(measured.total) / float(measured.count) == pytest.approx(0.5 * float(penalty.mean()))
+    expected = 0.5 * (penalty - penalty.mean()) / (0.5 * penalty.std() + 1e-6)
+    assert_close(batch.sequences["completion"].per_token["advantages"][1:, 1], expected[1:])
+    assert batch.weight["policy"].tolist() == given["lengths"]
+
+
+@pytest.mark.parametrize("name", ["grpo", "gspo"])
+def test_a_ratio_of_each_token_or_of_the_whole_completion(case, sequences, grid, lookup, context, name):
+    m38 = case("M38_token_vs_sequence_ratio")
+    given, expected = m38["inputs"], m38["expected"]
+    seqs = sequences([[1] * 4], old_logprobs=grid([given["logp_old"]]), advantages=grid([[given["advantage"]] * 4]))
+    algorithm = build(name, clip_low=given["clip"], clip_high=given["clip"])
+    loss = algorithm.loss("policy", algorithm.batch(seqs, {}), context(policy=lookup(grid([given["logp_new"]]))))
+    assert loss.rows.item() == pytest.approx(expected[f"{name}_loss"], abs=1e-6)
+    ratios = expected["grpo_ratio"] if name == "grpo" else [expected["gspo_ratio"]] * 4
+    assert float(loss.metrics["policy/ratio"].total) == pytest.approx(sum(ratios), abs=1e-6)

@@ -56,3 +56,9 @@ def test_the_option_s_margin_is_added_and_centring_pulls_the_sum_to_0(pairs, con
     loss = model.loss("reward", model.prepare(pairs(2, [0.0, 1.0]), ctx), ctx).rows
     expected = torch.nn.functional.softplus(-(numbers([1.0, 0.5]) - numbers([0.5, 1.5]))) + 0.1 * numbers([1.0, 12.25])
     torch.testing.assert_close(loss, expected)
+
+
+@pytest.mark.parametrize(("chosen", "accuracy"), [(1.0, 0), (1.0 + 1e-6, 0), (1.01, 1), (0.99, 0)])
+def test_rounding_noise_is_no_win(pairs, context, chosen, accuracy):
+    ctx, model = context(reward=Scores([chosen], [1.0])), RewardModel(RewardModelConfig())
+    assert float(model.loss("reward", model.prepare(pairs(1), ctx), ctx).metrics["rewards/accuracy"].total) == accuracy

@@ -29,8 +29,9 @@ def test_a_near_miss_of_an_algorithm(refused, base, command, algo, said):
 
 
 def test_rewards_where_none_is_used_or_none_is_given(refused, rlx, base, model):
-    assert "rewards can have no effect: sft uses no reward" in refused(
-        "train", "--algo", "sft", *POLITE, *offline(model, "base_sft.jsonl"))
+    for algo, file in (("sft", "base_sft.jsonl"), ("reward_model", "base_pref.jsonl")):
+        assert f"rewards can have no effect: {algo} uses no reward" in refused(
+            "train", "--algo", algo, *POLITE, *offline(model, file))
     message = refused("train", "--algo", "ppo", *base)
     assert "ppo needs a reward: give --reward NAME (installed: " in message
     assert "polite_length" in message

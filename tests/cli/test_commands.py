@@ -48,7 +48,7 @@ def test_an_algorithm_is_shown_as_in_the_docs(rlx):
         line = next(line for line in shown.splitlines() if line.strip().startswith(f"{name[8:-1].split('.')[-1]}: ")
                     and meaning.removesuffix(" |") in line)
         assert f" = {default.strip('`')}  " in line
-    for name in ("data: rollouts, scored", "trains: policy", "samples a prompt: 8", "arXiv 2402.03300"):
+    for name in ("data: rollouts, scored\n", "trains: policy", "samples a prompt: 8", "arXiv 2402.03300"):
         assert name in shown
 
 

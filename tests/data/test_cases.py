@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from rlx.data import Limits, describe
+from rlx.data.layouts import read_example
 from rlx_sdk import DataError
 
 EXPECTED = Path(__file__).parents[1] / "cases/expected/data"
@@ -47,6 +48,10 @@ def test_cells_of_csv_are_as_written(prepare):
 def test_the_first_column_after_a_byte_order_mark(prepare):
     assert prepare("D10_bom_crlf.csv").rows.columns == ("prompt", "ground_truth")
     assert prepare("D10_bom_crlf.csv").rows[0]["ground_truth"] == "yes"
+
+
+def test_a_null_beside_the_prompt_is_none(rows):
+    assert read_example(rows("D06_nulls.parquet")[2], "rollouts").row["ground_truth"] is None
 
 
 def test_system_turns_of_sharegpt(prepare):

@@ -82,6 +82,8 @@ def check_row(found, i, tokenizer, limits):
             assert ids[-1] in stops
             assert written.strip().removesuffix("<|im_end|>").strip() in tokenizer.decode(prompt + ids, True)
     assert limits.prompt is None or len(prompt) <= limits.prompt
+    system = found.rows[found.row_index(i)].get("system")
+    assert cut or not system or example.hidden or system in tokenizer.decode(prompt, True)
     if isinstance(example.prompt, str) and example.prompt and not cut:
         assert tokenizer.decode(prompt, True) == example.prompt
 

@@ -13,6 +13,8 @@ from rlx_sdk import DataError
 
 HH = "\n\nHuman: Is it?\n\nAssistant:"
 USER, ANSWER = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yo"}
+SYSTEM = {"role": "system", "content": "Be."}
+CASES = Path(__file__).parents[1] / "cases"
 
 
 @pytest.mark.parametrize(("row", "kind", "prompt", "answers", "rest"), [
@@ -44,7 +46,11 @@ USER, ANSWER = {"role": "user", "content": "Hi"}, {"role": "assistant", "content
      ("Yo",), {}),
     ({"messages": json.dumps([USER, ANSWER])}, "demonstrations", [USER], ("Yo",), {}),
     ({"text": "all of it", "n": 1}, "demonstrations", "", ("all of it",), {"n": 1}),
-    ({"prompt": "Hi", "completion": [ANSWER]}, "demonstrations", "Hi", ("Yo",), {"completion": [ANSWER]}),
+    ({"prompt": "Hi", "completion": [ANSWER]}, "demonstrations", [USER], (ANSWER,), {"completion": [ANSWER]}),
+    ({"prompt": "Hi", "chosen": [ANSWER], "rejected": ANSWER}, "pairs", [USER], (ANSWER, ANSWER),
+     {"chosen": [ANSWER], "rejected": ANSWER}),
+    ({"prompt": "Hi", "completions": [[ANSWER], "No"], "scores": [1, 0]}, "pairs", [USER], (ANSWER, "No"),
+     {"completions": [[ANSWER], "No"], "scores": [1, 0]}),
     ({"prompt": "p", "completion": "c", "label": True}, "labelled", "p", ("c",), {"completion": "c", "label": True}),
     ({"prompt": "Hi", "chosen": [USER, ANSWER], "rejected": [USER, {**ANSWER, "content": "No"}]}, "pairs", [USER],
      ("Yo", "No"), {"chosen": [USER, ANSWER], "rejected": [USER, {**ANSWER, "content": "No"}]}),
@@ -57,6 +63,8 @@ USER, ANSWER = {"role": "user", "content": "Hi"}, {"role": "assistant", "content
      {"chosen": "One and two", "rejected": "One and three"}),
     ({"prompt": "p", "completions": ["a", "b", "c"], "scores": [0.5, 2, -1]}, "pairs", "p", ("b", "c"),
      {"completions": ["a", "b", "c"], "scores": [0.5, 2, -1]}),
+    ({"prompt": [USER], "system": "", "x": 1}, "rollouts", [USER], (), {"x": 1}),
+    ({"messages": [SYSTEM, USER], "system": "No.", "tools": []}, "rollouts", [SYSTEM, USER], (), {"system": "No."}),
     ({"prompt": [USER], "reward_model": {"ground_truth": "7"}}, "rollouts", [USER], (),
      {"reward_model": {"ground_truth": "7"}, "ground_truth": "7"}),
 ])
@@ -65,12 +73,39 @@ def test_known_layouts(row, kind, prompt, answers, rest):
     assert (example.prompt, example.answers, example.row) == (prompt, answers, rest)
 
 
+@pytest.mark.parametrize(("row", "kind", "prompt", "hidden"), [
+    ({"prompt": "Hi"}, "rollouts", "Hi", False),
+    ({"prompt": "Hi", "system": None, "tools": []}, "rollouts", "Hi", False),
+    ({"prompt": "Hi", "system": "Be."}, "rollouts", "Hi", True),
+    ({"prompt": "Hi", "history": [["q", "a"]]}, "rollouts", "Hi", True),
+    ({"prompt": "Hi", "tools": [{"name": "f"}], "completion": "Yo"}, "demonstrations", "Hi", True),
+    ({"text": "Hi", "system": "Be."}, "demonstrations", "", True),
+    ({"instruction": "Hi", "system": "Be."}, "rollouts", [SYSTEM, USER], False),
+    ({"instruction": "Hi", "history": [["Hi", "Yo"]]}, "rollouts", [USER, ANSWER, USER], False),
+    ({"prompt": [USER], "system": "Be."}, "rollouts", [SYSTEM, USER], False),
+    ({"prompt": [USER], "system": "Be.", "tools": "[]"}, "rollouts", [SYSTEM, USER], False),
+    ({"prompt": [SYSTEM, USER], "system": "Be."}, "rollouts", [SYSTEM, USER], False),
+    ({"prompt": [SYSTEM, USER], "system": "Be otherwise."}, "rollouts", [SYSTEM, USER], True),
+    ({"prompt": [{**SYSTEM, "role": "developer"}, USER], "system": "Be otherwise."}, "rollouts",
+     [{**SYSTEM, "role": "developer"}, USER], True),
+    ({"messages": [SYSTEM, USER], "system": "Be otherwise."}, "rollouts", [SYSTEM, USER], True),
+    ({"messages": [USER], "system": "Be.", "input": "it"}, "rollouts", [SYSTEM, USER], True),
+    ({"prompt": [USER], "system": "Be.", "chosen": [USER, ANSWER], "rejected": "No"}, "pairs", [SYSTEM, USER], False),
+    ({"chosen": [USER, ANSWER], "rejected": [USER, ANSWER], "system": "Be."}, "pairs", [SYSTEM, USER], False),
+    ({"prompt": "Hi", "chosen": ANSWER, "rejected": ANSWER, "system": "Be."}, "pairs", [SYSTEM, USER], False),
+])
+def test_columns_of_a_role_are_shown_to_the_model_or_said_not_to_be(row, kind, prompt, hidden):
+    example = read_example(row, kind)
+    assert (example.prompt, example.hidden) == (prompt, hidden)
+
+
 def test_three_ways_to_leave_input_empty_are_one(rows, tokenizer):
     file = rows("D07_alpaca_empty_input.jsonl")
     examples = [read_example(file[i], "demonstrations") for i in range(4)]
     prompts = [tokenizer().encode_prompt(e.prompt) for e in examples]
     assert prompts[0] == prompts[1] == prompts[2]
-    assert "None" not in tokenizer().decode(prompts[0])
+    case = json.loads((CASES / "expected/data/D07.json").read_text())
+    assert not any(word in tokenizer().decode(prompt) for word in case["must_not_contain"] for prompt in prompts)
     assert examples[3].prompt[0]["content"] == "Translate to Spanish.\n\ngood night"
 
 

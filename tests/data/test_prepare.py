@@ -131,6 +131,15 @@ def test_held_out_rows_are_the_last_ones(prepare):
         everything.split(-1)
 
 
+def test_a_system_prompt_that_no_template_takes_is_said(prepare, tmp_path):
+    file = tmp_path / "d.jsonl"
+    file.write_text('{"prompt": "p"}\n{"prompt": "p", "system": "Be."}\n')
+    assert "1 row has a column system, input, history or tools that the model is not shown" in describe(prepare(file))
+    taken = prepare(file, columns={"instruction": "prompt"})
+    assert "\n" not in describe(taken)
+    assert [len(taken.ids(row, "prompt")) for row in (0, 1)] == [20, 33]  # a byte a token, with ChatML around
+
+
 def test_a_file_is_described_in_one_line(prepare):
     described = describe(prepare("base_prompts.jsonl"))
     assert described.endswith("base_prompts.jsonl: 8 rows (row_id, prompt, ground_truth), prompts of 14 to 28 tokens")

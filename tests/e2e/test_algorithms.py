@@ -148,7 +148,7 @@ def test_rewards_of_steps_reach_the_tokens_of_those_who_read_them(tmp_path):
     result = rlx.train(algo="ppo", reward=steps, run={"dir": str(tmp_path)}, **TINY_JOB)
     last = [line for line in metrics_of(result.run) if "critic/return" in line][-1]
     assert last["critic/return"] != 0
-    with pytest.raises(RewardError, match=r"rewards of steps \(Score.spans\), and this algorithm learns from whole"):
+    with pytest.raises(RewardError, match=r"and this algorithm learns from whole completions: leave them out, or"):
         rlx.train(algo="grpo", reward=steps, run={"dir": str(tmp_path)}, **TINY_JOB)
 
 

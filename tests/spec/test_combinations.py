@@ -1,7 +1,12 @@
 """Settings that cannot act, and values that cannot work together."""
 
+import re
+import shlex
+from pathlib import Path
+
 import pytest
 
+from rlx.layers import QUICKSTART, assign, leaves, parse_value
 from rlx.plan import resolve
 from rlx.registry import Registry
 from rlx_sdk import SpecError
@@ -153,6 +158,38 @@ def test_a_ppo_command_line_becomes_dpo_s_by_its_name_alone(plan, problems, sett
     critics = {"train__optim__critic__lr": 1e-4, "model__critic__init": "org/m"}
     found = problems(settings("dpo", rewards=rewards, **PPO_FLAGS, **critics))
     assert [p.split(" can have")[0] for p in found] == ["train.optim.critic.lr", "model.critic.init"]
+
+
+REPOSITORY = Path(__file__).parents[2]
+PAGES = [REPOSITORY / "README.md", *(REPOSITORY / "docs").rglob("*.md")]
+LINES = sorted({line for page in PAGES
+                for line in re.findall(r"rlx train (--algo ppo .*)", page.read_text(encoding="utf-8"))})
+SETTINGS = {"--model": "model.path", "--data": "data.path", "--name": "run.name", "--steps": "train.steps"}
+HERE = {name: str(QUICKSTART.parent / "rlx-tiny") for name in ("model.path", "model.critic.init")}
+
+
+def under(line, algo):
+    """The settings of a command line, without `algo.`; models are one that lies here."""
+    words, tree = shlex.split(line), {"algo": {"name": algo}, "rewards": [{"name": "polite_length"}]}
+    for flag, value in zip(words[2::2], words[3::2], strict=True):
+        setting, value = value.split("=", 1) if flag == "--set" else (SETTINGS.get(flag, "algo."), value)
+        if not setting.startswith("algo."):
+            assign(tree, setting, HERE.get(setting, parse_value(value)))
+    return tree
+
+
+@pytest.mark.parametrize("line", [line for line in LINES if "batch_sise" not in line])  # a page about mistakes
+def test_a_ppo_command_line_of_the_docs_takes_every_algorithm(plan, problems, registry, line):
+    """It can run, or it is said which flags cannot act; a reward and a critic are all that some cannot use."""
+    for entry in registry.entries("algorithm"):
+        tree, needs = under(line, entry.name), entry.call("needs", entry.call("config")(), True)
+        if needs.rewards and ("critic" in needs.trains or "critic" not in line):
+            plan(tree)
+            continue
+        said = [problem for problem in problems(tree) if "learns from another model" not in problem]
+        named = [name for problem in said for name in problem.partition(" can have no effect: ")[0].split(" and ")]
+        assert {*named} <= {*leaves(tree)}
+        assert ("rewards" in named, "critic" in str(named)) == (not needs.rewards, "critic" in line)
 
 
 def test_normalised_scores_need_several_completions_of_a_prompt(problems, plan, settings):

@@ -50,6 +50,7 @@ class Example:
         tools: what the template is told of tools.
         dialogue: a conversation to learn from, of which the prompt's assistant turns count too.
         margin: of pairs, by how much the chosen answer is better.
+        hidden: a column that elsewhere is part of a prompt is none of this one's.
     """
 
     prompt: Prompt
@@ -59,6 +60,7 @@ class Example:
     tools: Sequence[Any] | None = None
     dialogue: bool = False
     margin: float = 0.0
+    hidden: bool = False
 
 
 def missing_columns(columns: Sequence[str], kind: DataKind) -> str | None:
@@ -92,7 +94,8 @@ def understood(columns: Sequence[str], kind: DataKind) -> str:
     roles += [f"{' and '.join(sides)} are the sides"] if kind == "pairs" else []
     if kind in ("demonstrations", "labelled"):
         roles.append(f"{answer} {'ends with' if answer == prompt else 'is'} the answer")
-    rest = [c for c in columns if c != prompt and not (prompt == "instruction" and c in _BESIDE)]
+    taken = _BESIDE if prompt == "instruction" else ("system", "tools") if prompt in _CHATS else ()
+    rest = [c for c in columns if c not in (prompt, *taken)]
     return "; ".join([*roles, *([f"rewards also see {', '.join(rest)}"] if rest and kind == "rollouts" else [])])
 
 
@@ -111,11 +114,14 @@ def read_example(row: Mapping[str, Any], kind: DataKind) -> Example:
         answers = () if kind == "rollouts" else (last or _answer(row, _ANSWER_COLUMNS[layout], prompt),)
     if isinstance(prompt, str) and any(not isinstance(a, str) for a in answers):
         prompt = [{"role": "user", "content": prompt}]
-    made = {"instruction": _BESIDE}.get(layout, (*used, "system") if layout in _CHATS else used)
-    rest = {k: v for k, v in row.items() if k not in made and not (k == "tools" and isinstance(prompt, list))}
+    made = {"instruction": _BESIDE}.get(layout, used)
+    if isinstance(prompt, list):
+        prompt = prompt if prompt[0]["role"] in ("system", "developer") else _before(row, "") + prompt
+        made = (*made, "tools", *["system"][: row.get("system") in (None, "", prompt[0]["content"])])
+    rest = {k: v for k, v in row.items() if k not in made}
     return Example(prompt, answers, _with_truth(rest), _label(row) if kind == "labelled" else None,
                    _tools(row) if isinstance(prompt, list) else None, kind == "demonstrations" and layout in _CHATS,
-                   _margin(row) if kind == "pairs" else 0.0)
+                   _margin(row) if kind == "pairs" else 0.0, any(map(rest.get, (*_BESIDE[1:], "tools"))))
 
 
 def _layout(columns: Collection[str], kind: str) -> str | None:
@@ -175,11 +181,8 @@ def _split(turns: list[Message], column: str, wants_answer: bool) -> tuple[list[
 
 def _spoken(turn: Message, column: str) -> Answer:
     """An assistant's turn: its text, or all of it where it is more than that."""
-    if turn.keys() <= {"role", "content"}:
-        return _text({column: turn["content"]}, column)
-    if not turn.get("tool_calls"):
-        _text({column: turn["content"]}, column)
-    return turn
+    text = "" if turn.get("tool_calls") else _text({column: turn["content"]}, column)
+    return text if turn.keys() <= {"role", "content"} else turn
 
 
 def _pair(row: Mapping[str, Any], layout: str) -> tuple[tuple[str, ...], Prompt, tuple[Answer, ...]]:
@@ -187,10 +190,9 @@ def _pair(row: Mapping[str, Any], layout: str) -> tuple[tuple[str, ...], Prompt,
     if row.get("chosen") is None and row.get("rejected") is None and row.get("scores") is not None:
         return (layout,), _prompt(row, layout, "pairs")[0], _ranked(row)
     sides = [row.get("chosen"), row.get("rejected")]
-    given = row.get(layout) is not None
     if all(isinstance(side, list) and len(side) > 1 for side in sides) and not isinstance(row.get(layout), list):
         return (layout,), *_shared_turns(*(read_turns(row[c], c) for c in ("chosen", "rejected")))
-    if not given and layout == "prompt" and "prompt" not in row and all(isinstance(side, str) for side in sides):
+    if layout == "prompt" and "prompt" not in row and all(isinstance(side, str) for side in sides):
         return (), *_shared_text(_text(row, "chosen"), _text(row, "rejected"))
     prompt = _prompt(row, layout, "pairs")[0]
     return (layout,), prompt, (_answer(row, "chosen", prompt), _answer(row, "rejected", prompt))
@@ -226,6 +228,7 @@ def _ranked(row: Mapping[str, Any]) -> tuple[Answer, ...]:
 
 
 def _answer(row: Mapping[str, Any], column: str, prompt: Prompt | None = None) -> Answer:
+    """An answer; one written as a message stays one beside a prompt that is not."""
     value = [row[column]] if isinstance(row.get(column), dict) else row.get(column)
     if not isinstance(value, list):
         return _text(row, column)
@@ -234,7 +237,8 @@ def _answer(row: Mapping[str, Any], column: str, prompt: Prompt | None = None) -
         raise RowProblem(column, f"should end with an assistant turn and ends with '{turns[-1]['role']}'")
     if len(turns) > 1 and turns[:-1] != prompt:
         raise RowProblem(column, "holds turns before its last that are not those of the prompt")
-    return _spoken(turns[-1], column)
+    spoken = _spoken(turns[-1], column)
+    return spoken if isinstance(prompt, list) else turns[-1]
 
 
 def _label(row: Mapping[str, Any]) -> bool:

@@ -23,7 +23,7 @@ from rlx.data.tokenizer import Encoded, Notice, Tokenizer
 from rlx.text import count, listing
 from rlx_sdk import DataError, DataKind
 
-FORMAT = 4
+FORMAT = 5
 """Raised when prepared files of earlier versions cannot be used any more."""
 _IDS = pa.list_(pa.int32())
 _ANSWERS: Mapping[str, tuple[str, ...]] = {
@@ -39,6 +39,8 @@ _NOTICES = {
     Notice.CUT: "been cut to the limits",
     Notice.FIXED: "earlier turns that the chat template writes otherwise once the conversation goes on; of these rows "
                   "such turns are not learned",
+    Notice.HIDDEN: "a column system, input, history or tools that the model is not shown; a prompt of plain text takes "
+                   "them as an instruction (data.columns.instruction=prompt)",
 }
 
 
@@ -216,7 +218,7 @@ class Scan:
         self.schema = pa.schema([("row", pa.int64()), ("prompt", _IDS), *((a, _IDS) for a in self.answers),
                                  *([("label", pa.bool_())] if kind == "labelled" else []),
                                  *([("turns", _IDS)] if kind == "demonstrations" else []),
-                                 *([("margin", pa.float32())] if kind == "pairs" else []), ("notice", pa.uint8())])
+                                 *([("margin", pa.float32())] if kind == "pairs" else []), ("notice", pa.uint16())])
         self.unseen, self.problems, self.overlong = set(columns), list[str](), list[str]()
 
     def batches(self) -> Iterator[pa.RecordBatch]:

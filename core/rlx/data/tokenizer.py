@@ -33,6 +33,7 @@ class Notice(IntFlag):
     REWRITTEN = 32
     CUT = 64
     FIXED = 128
+    HIDDEN = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +111,7 @@ class Tokenizer:
         prompt, tools = example.prompt, example.tools
         before = self._before(prompt, tools)
         texts = [self.answer_text(prompt, answer, tools, before) for answer in example.answers]
-        notice = self._notice(prompt, before) if prompt else Notice(0)
+        notice = (self._notice(prompt, before) if prompt else Notice(0)) | Notice.HIDDEN * example.hidden
         if any(rewritten for _, rewritten in texts):
             notice |= Notice.REWRITTEN
         if any(_thought(answer) not in text for answer, (text, _) in zip(example.answers, texts, strict=True)):
