@@ -27,6 +27,7 @@ class Needs:
         group_size: completions of one prompt where the user says nothing; default: ``min_group``.
         min_completion: tokens that a completion must at least be allowed to have.
         rounds: how often a step may sample prompts, until enough groups are kept (`Algorithm.keep`).
+        row_per_prompt: whether all completions of a prompt become one row of the batch, as a pair of its best and worst.
         rewards: whether completions must be scored; false for algorithms that only imitate or compare given text.
         token_rewards: whether it reads what rewards say of parts of a completion (`Score.spans`).
         teacher: whether the reference must be another model than the policy (``model.reference.path``).
@@ -40,6 +41,7 @@ class Needs:
     group_size: int | None = None
     min_completion: int = 1
     rounds: int = 1
+    row_per_prompt: bool = False
     rewards: bool = False
     token_rewards: bool = False
     teacher: bool = False

@@ -86,6 +86,7 @@ class _Check:
                "rlx_sdk.Algorithm is wanted.")
         data = _data(self.needs, self.context)
         batch = self._prepare(algorithm, data)
+        self._check_rows(data, batch)
         for role in sorted(self.needs.trains):
             self._check_loss(algorithm, role, batch)
         self._prepare(algorithm, _first(data, 0), rows=False)
@@ -115,6 +116,13 @@ class _Check:
                    f"{self.name}, {given}: every weight of '{role}' is 0, so nothing would be learnt.")
         _check_metrics(self.name, batch.metrics)
         return batch  # type: ignore[no-any-return]
+
+    def _check_rows(self, data: Any, batch: Batch) -> None:
+        if isinstance(data, Rollouts):
+            prompts = len(set(data.group.tolist()))
+            demand(self.needs.row_per_prompt == (len(batch) <= prompts),
+                   f"{self.name}: {len(data.group)} completions of {prompts} prompts became {len(batch)} rows; set "
+                   "row_per_prompt in its Needs where a prompt's completions make one row, and only there.")
 
     def _check_loss(self, algorithm: Any, role: Role, batch: Batch) -> None:
         import torch
