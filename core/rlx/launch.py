@@ -14,7 +14,7 @@ import time
 import traceback
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from rlx_sdk import SpecError
 
@@ -151,6 +151,15 @@ def report(message: str) -> bool:
     with open(os.environ[_REPORT], "w", encoding="utf-8") as file:
         json.dump({"message": said}, file)
     return True
+
+
+def die(message: str, who: str = "") -> NoReturn:
+    """End this process at once, from any thread, with an error that is handed over or printed."""
+    try:
+        if not report(message):
+            print(f"error: {who}{message}", file=sys.__stderr__, flush=True)
+    finally:  # whatever becomes of the text
+        os._exit(1)
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import quantiles
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
+from rlx.logs import Forgiving
 from rlx.looks.stats import verdict
 from rlx.text import printable
 
@@ -60,7 +61,8 @@ class View:
         from rich.console import Console
 
         # In a notebook rich would show everything in the page, whatever stream it was given.
-        self._console = Console(file=stream or sys.stdout, soft_wrap=True, highlight=False, force_jupyter=False)
+        to: Any = Forgiving(stream or sys.stdout)
+        self._console = Console(file=to, soft_wrap=True, highlight=False, force_jupyter=False)
         self._rows: deque[tuple[int, Mapping[str, float]]] = deque(maxlen=RECENT)
         self._live: Any = None
         self._first: list[dict[str, Any]] | None = None
