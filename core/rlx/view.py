@@ -50,11 +50,7 @@ BARS, WIDTH, CUT = "▁▂▃▄▅▆▇█", 48, 240
 
 
 class View:
-    """Shows a run to a person.
-
-    Args:
-        stream: where to; default standard output.
-    """
+    """Shows a run to a person, on a stream or else on standard output."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         """Look at the terminal."""
