@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from safetensors.torch import load_file
 import rlx
 from rlx.checkpoint import complete_checkpoints, verify
 from rlx.runs import load_saved_spec
+from rlx_plugins.hf_rollout import HFRollout
 from rlx_sdk import CheckpointError, ModelError, RewardError, Sample, SpecError, TrainingError
 
 from .conftest import ALGORITHMS, metrics_of
@@ -304,6 +306,11 @@ def test_a_named_checkpoint_never_overwrites_another_run_or_its_own_future(train
     with pytest.raises(SpecError, match=r"'.*whole' holds newer checkpoints"):
         train("sft", run={"name": "whole", "resume": older})
 
+    linked = result.run.parent.parent / "linked"
+    linked.symlink_to(result.run.parent)
+    own = str(linked / "whole" / "checkpoints" / "global_step_4")
+    assert train("sft", run={"name": "whole", "resume": own}, train={"steps": 5}).steps == 5
+
     branch = train("sft", run={"name": "branch", "resume": older})
 
     assert [line["step"] for line in metrics_of(branch.run) if "loss/policy" in line] == [3, 4]
@@ -343,3 +350,20 @@ def test_a_policy_that_never_moves_is_no_success(train):
 def test_numbers_that_are_not_finite_end_the_run_with_a_reason(train):
     with pytest.raises(TrainingError, match=r"no update was possible in 2 steps in a row"):
         train("sft", train={"steps": 8, "max_skipped": 2, "optim": {"policy": {"lr": 1e30, "warmup_steps": 0}}})
+
+
+@pytest.mark.parametrize("minibatches", [1, 2])
+def test_a_sampler_of_something_else_is_found_in_the_first_evaluation(train, tmp_path, monkeypatch, minibatches):
+    """Before the first update; where a batch makes one, the logprobs come from the loss, else from `prepare`."""
+    generate = HFRollout.generate
+
+    def other(self, requests):
+        for i, found in generate(self, requests):
+            yield i, [replace(one, logprobs=[x - 1 for x in one.logprobs]) for one in found]
+
+    monkeypatch.setattr(HFRollout, "exact", False)
+    monkeypatch.setattr(HFRollout, "generate", other)
+    with pytest.raises(TrainingError, match=r"differ by 1\.00 a token from the policy's"):
+        train("ppo", data={"path": str(QUICK / "prompts.parquet"), "eval": 2}, run={"name": "odd"},
+              train={"minibatches": minibatches, "update_epochs": 1})
+    assert not (tmp_path / "runs" / "odd" / "metrics.jsonl").exists()
