@@ -57,6 +57,8 @@ def test_resumed_equals_uninterrupted_bit_for_bit(train, algo):
 
     assert resumed.run == broken
     assert metrics_of(resumed.run) == metrics_of(straight.run)
+    for file in straight.run.glob("samples/*.parquet"):
+        pd.testing.assert_frame_equal(pd.read_parquet(file), pd.read_parquet(broken / "samples" / file.name))
     for file in sorted(straight.checkpoint.rglob("*.safetensors")):
         name = file.relative_to(straight.checkpoint)
         assert file.read_bytes() == (resumed.checkpoint / name).read_bytes(), name
@@ -201,8 +203,9 @@ def test_a_run_folder_is_never_mixed_with_another_run(train):
         train("sft", run={"name": "one"})
 
 
-def test_resume_auto_from_nothing_starts_and_a_named_checkpoint_must_exist(train, tmp_path):
-    assert train("sft", run={"name": "fresh", "resume": "auto"}, train={"steps": 1}).steps == 1
+def test_resume_auto_from_nothing_starts_and_a_named_checkpoint_must_exist(train, tmp_path, capsys):
+    assert train("sft", run={"name": "fresh", "resume": "auto"}, train={"steps": 1}, quiet=False).steps == 1
+    assert f"nothing to resume in '{tmp_path}/runs/fresh': starting from the beginning" in capsys.readouterr().out
     with pytest.raises(CheckpointError, match=r"no complete checkpoint .*global_step_999.*global_step_1"):
         train("sft", run={"resume": str(tmp_path / "runs/fresh/checkpoints/global_step_999")})
 
@@ -214,7 +217,7 @@ def test_nothing_left_to_do_is_not_success(train):
 
 
 @pytest.mark.fault("a checkpoint is damaged or half written", tried=2)
-def test_damaged_and_unfinished_checkpoints_are_passed_over(train):
+def test_damaged_and_unfinished_checkpoints_are_passed_over(train, capsys):
     result = train("sft", run={"name": "hurt"})
     state = result.checkpoint / "state" / "policy.safetensors"
     state.write_bytes(state.read_bytes()[: state.stat().st_size // 2])
@@ -222,9 +225,13 @@ def test_damaged_and_unfinished_checkpoints_are_passed_over(train):
     with pytest.raises(CheckpointError, match=r"damaged: state/policy.safetensors"):
         verify(result.checkpoint)
 
-    again = train("sft", run={"name": "hurt", "resume": "auto"})
+    again = train("sft", run={"name": "hurt", "resume": "auto"}, quiet=False)
 
     assert again.steps == 4
+    said, there = capsys.readouterr().out, result.checkpoint.parent
+    assert f"'{there}/.writing_6' was not finished and is ignored" in said
+    assert f"'{result.checkpoint}' is damaged: state/policy.safetensors is not what was written; looking for an" in said
+    assert f"continuing from '{there}/global_step_2', step 2" in said
     assert [line["step"] for line in metrics_of(again.run) if "loss/policy" in line] == [1, 2, 3, 4]
     verify(again.checkpoint)
 
@@ -254,7 +261,9 @@ def test_changed_data_and_algorithm_are_refused_and_a_changed_learning_rate_is_s
     with pytest.raises(SpecError, match=r"'algo.name' is 'dpo' and was 'sft'"):
         train("dpo", **here, run={"name": "c", "resume": "auto"})
     faster = {"data": str(data), "train": {"steps": 3, "optim": {"policy": {"lr": 1e-5}}}}
-    assert train("sft", **faster, run={"name": "c", "resume": "auto"}).steps == 3
+    capsys.readouterr()
+    assert train("sft", **faster, run={"name": "c", "resume": "auto"}, quiet=False).steps == 3
+    assert "changed since the checkpoint: train.optim.policy.lr 0.0003 -> 1e-05" in capsys.readouterr().out
     data.write_text("\n".join([*rows, rows[0]]))
     with pytest.raises(SpecError, match=r"has changed since the checkpoint .*9 rows, were 8"):
         train("sft", **here | {"train": {"steps": 5}}, run={"name": "c", "resume": "auto"})
