@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import logging
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -29,7 +30,7 @@ from rlx.text import listing
 from rlx_sdk import CheckpointError, Role, RunError
 
 PREFIX = "global_step_"
-ASIDE = ".writing_"
+ASIDE, GONE = ".writing_", ".removing_"
 SHARD_BYTES = 4 << 30
 FOLDERS: Mapping[Role, str] = {"policy": "actor", "critic": "critic", "reward": "reward"}
 
@@ -45,7 +46,7 @@ class _Writing(contextlib.AbstractContextManager["_Writing"]):
         self.on, self.failure = first, ""
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
-        if isinstance(error, OSError | SafetensorError | CheckpointError):
+        if isinstance(error, OSError | SafetensorError | CheckpointError) or kind is Exception:  # as tokenizers raise
             self.on, self.failure = False, str(error)
             return True
         return False
@@ -85,9 +86,10 @@ def save_checkpoint(folder: Path, step: int, engines: Mapping[Role, Engine], tok
     with writing:
         if writing.on:
             _finish(aside, final, state)
-            _prune(folder, final, keep, best)
     if writing.failure:
         shutil.rmtree(aside, ignore_errors=True)
+    elif writing.on:
+        _prune(folder, final, keep, best)
     failure = ranks.first_does(lambda: writing.failure)
     if failure:
         left = complete_checkpoints(folder)
@@ -113,13 +115,21 @@ def _finish(aside: Path, final: Path, state: Mapping[str, Any]) -> None:
 
 
 def _prune(folder: Path, newest: Path, keep: int, best: str | None) -> None:
-    """Remove what is not among the newest, nor the best, and what a killed process left half written."""
+    """Remove what is not among the newest, nor the best, and what a killed process left half written or half removed.
+
+    A link stays: somebody keeps that checkpoint elsewhere. What cannot be removed costs space, and not the run.
+    """
     there = complete_checkpoints(folder)
     stay = {newest, *(there[-keep:])}
     if best is not None and (found := best_checkpoint(folder, best)):
         stay.add(found[0])
-    for old in [*(c for c in there if c not in stay), *folder.glob(f"{ASIDE}*")]:
-        shutil.rmtree(old)
+    old = [c for c in there if c not in stay and not c.is_symlink()]
+    for checkpoint in [*old, *folder.glob(f"{ASIDE}*"), *folder.glob(f"{GONE}*")]:
+        try:
+            gone = checkpoint.rename(folder / f"{GONE}{checkpoint.name.removeprefix(GONE)}")  # at once none any more
+            shutil.rmtree(gone)
+        except OSError as error:
+            logging.getLogger("rlx").warning("'%s' could not be removed: %s", checkpoint, error)
 
 
 def best_checkpoint(folder: Path, metric: str) -> tuple[Path, float] | None:
@@ -134,7 +144,8 @@ def best_checkpoint(folder: Path, metric: str) -> tuple[Path, float] | None:
 
 def complete_checkpoints(folder: Path) -> list[Path]:
     """Checkpoints with a manifest, oldest first. A folder that was being written has another name."""
-    found = [p for p in folder.glob(f"{PREFIX}*") if (p / "manifest.json").is_file()]
+    found = [p for p in folder.glob(f"{PREFIX}*")  # and not somebody's global_step_50.old
+             if p.name.removeprefix(PREFIX).isdecimal() and (p / "manifest.json").is_file()]
     return sorted(found, key=lambda p: int(p.name.removeprefix(PREFIX)))
 
 
@@ -171,10 +182,11 @@ def verify(checkpoint: Path) -> None:
     except (OSError, ValueError) as error:
         raise CheckpointError(f"checkpoint '{checkpoint}' has no readable manifest.json ({error})") from error
     for name, wanted in manifest.items():
-        file = checkpoint / name
-        if not file.is_file():
-            raise CheckpointError(f"checkpoint '{checkpoint}' lacks the file {name}")
-        if file.stat().st_size != wanted["bytes"] or _describe(file) != wanted:
+        try:
+            same = _describe(checkpoint / name) == wanted
+        except OSError as error:
+            raise CheckpointError(f"checkpoint '{checkpoint}' lacks the file {name} ({error.strerror})") from error
+        if not same:
             raise CheckpointError(f"checkpoint '{checkpoint}' is damaged: {name} is not what was written")
 
 

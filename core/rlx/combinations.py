@@ -92,9 +92,11 @@ def conflicts(plan: Plan, registry: Registry) -> Iterator[str]:
         yield "no length: give --steps N, or train.epochs"
     if spec.train.steps is not None and spec.train.epochs is not None:
         yield "train.steps and train.epochs both say how long to train; give one"
-    rows = spec.train.batch_size * (plan.group_size if needs.data == "rollouts" else 1)
+    rows = spec.train.batch_size * (plan.group_size if needs.data == "rollouts" and not needs.row_per_prompt else 1)
     if spec.train.minibatches > rows:
-        yield f"train.minibatches = {spec.train.minibatches} splits a batch of {rows} rows into more parts than rows"
+        one = f" ({name} makes one of a prompt's completions)" if needs.row_per_prompt else ""
+        yield (f"train.minibatches = {spec.train.minibatches} splits a batch of {rows} rows{one} into more parts than "
+               "it has")
     names = [r.name for r in plan.rewards]
     yield from (f"reward '{n}' is named twice; give it once with the weight you mean, or each a label of its own"
                 for n in dict.fromkeys(names) if names.count(n) > 1)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import os
 import random
 import sys
 import threading
 import traceback
 from collections.abc import Iterator
 
+from rlx.launch import die
 from rlx_sdk import RewardError
 
 GRACE = 10.0
@@ -41,7 +41,7 @@ def time_limit(seconds: float, what: str) -> Iterator[None]:
             told[0] = f"{what} did not return within {seconds:g} s. It was here:\n{_stack(thread)}"
             _raise_in(thread, TimeUp)
         if not over.wait(GRACE):
-            _die(told[0])
+            die(told[0])
 
     threading.Thread(target=watch, name="rlx-watchdog", daemon=True).start()
     try:
@@ -64,14 +64,6 @@ def _stack(thread: int) -> str:
 def _raise_in(thread: int, error: type[BaseException] | None) -> None:
     """Raise in a thread at its next instruction; None takes back what was not raised yet."""
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(error) if error else None)
-
-
-def _die(message: str) -> None:
-    from rlx.launch import report
-
-    if not report(message):
-        print(f"error: {message}", file=sys.__stderr__, flush=True)
-    os._exit(1)
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ import time
 import traceback
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from rlx_sdk import SpecError
 
@@ -114,7 +114,8 @@ def _pass_on(number: int, frame: Any) -> None:
     import psutil
 
     for child in psutil.Process().children():
-        child.send_signal(number)
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
+            child.send_signal(number)
 
 
 def _last_words(folder: str, rank: int) -> str:
@@ -148,9 +149,19 @@ def report(message: str) -> bool:
     if STARTED not in os.environ or _REPORT not in os.environ:
         return False
     said = {"message": message, "extraInfo": {"timestamp": str(int(time.time())), "py_callstack": ""}}
-    with open(os.environ[_REPORT], "w", encoding="utf-8") as file:
-        json.dump({"message": said}, file)
-    return True
+    with contextlib.suppress(OSError):  # a full disk: then it is printed
+        Path(os.environ[_REPORT]).write_text(json.dumps({"message": said}), encoding="utf-8")
+        return True
+    return False
+
+
+def die(message: str, who: str = "") -> NoReturn:
+    """End this process at once, from any thread, with an error that is handed over or printed."""
+    try:
+        if not report(message):
+            print(f"error: {who}{message}", file=sys.__stderr__, flush=True)
+    finally:  # whatever becomes of the text
+        os._exit(1)
 
 
 @contextlib.contextmanager

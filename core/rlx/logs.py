@@ -8,8 +8,27 @@ import os
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, TextIO
 
 NOISY = ("rlx", "DeepSpeed", "deepspeed", "transformers", "torch", "py.warnings")
+
+
+class Forgiving:
+    """A stream whose text may be lost, to a full disk or a terminal that is gone; no run ends by that."""
+
+    def __init__(self, stream: TextIO) -> None:
+        """Write to a stream."""
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        """As the stream's, but for what writes."""
+        found = getattr(self._stream, name)
+
+        def tried(*args: Any) -> Any:
+            with contextlib.suppress(OSError):
+                return found(*args)
+
+        return tried if name in ("write", "flush", "close") else found
 
 
 @contextlib.contextmanager
@@ -19,7 +38,8 @@ def library_log(path: Path | None) -> Iterator[None]:
     What plugins print lands there too; rlx itself writes to streams it took before.
     """
     with contextlib.ExitStack() as stack:
-        stream = stack.enter_context(open(path or os.devnull, "a", encoding="utf-8", buffering=1))
+        stream: Any = Forgiving(open(path or os.devnull, "a", encoding="utf-8", buffering=1))
+        stack.callback(stream.close)
         handler = logging.StreamHandler(stream)
         handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
         stack.enter_context(contextlib.redirect_stdout(stream))

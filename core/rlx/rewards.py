@@ -240,7 +240,9 @@ def _explain(provider: Provider, bad: Mapping[int, Exception], samples: Sequence
     lines = [f"sample {i + 1} of {len(samples)} (data {rows[i]}, completion {samples[i].completion!r:.60}): "
              f"{_text(error)}" for i, error in bad.items()]
     if len(bad) > 1 and len(set(map(id, bad.values()))) == 1:
-        lines = [f"all {len(samples)} samples together: {_text(bad[0])}"]
+        first, all_of_them = min(bad), len(bad) == len(samples)
+        where = f"all {len(bad)}" if all_of_them else f"{len(bad)} of {len(samples)} (data {rows[first]} and on)"
+        lines = [f"{where} samples together: {_text(bad[first])}"]
     if len(lines) > _SHOWN:
         lines[_SHOWN:] = [f"… and {len(bad) - _SHOWN} more"]
     return "\n  ".join([f"reward {provider.label} failed on", *lines]) + f"\nMend the reward, or {way_out}."

@@ -62,11 +62,12 @@ def run(plan: Plan, view: View) -> Result:
         with library_log(None), ranks.one_a_machine_first():
             inputs = read_inputs(plan, view.progress)
         view.inputs(plan, inputs)
-        saved = read_state(checkpoint) if checkpoint else {}
+        saved = ranks.first_does(lambda: read_state(checkpoint) if checkpoint else {})
         if checkpoint:
             same_data(saved["data"], inputs.train, checkpoint, plan.spec.run.resume_changed, view.note)
         ranks.first_does(lambda: _preflight(plan, inputs, ranks.world, view))
-        ranks.first_does(folder.make)
+        folder = ranks.first_does(folder.make)
+        ranks.first_does(lambda: stack.enter_context(folder.locked()))
         blind = [rank for rank, sees in enumerate(ranks.gather(folder.path.is_dir())) if not sees]
         if blind:
             raise SpecError([f"the run folder '{folder.path}' is not seen by the ranks {blind}; set run.dir to a "
@@ -214,6 +215,7 @@ class _Recorder:
     def save(self, trainer: Any) -> None:
         from rlx.checkpoint import SaveError, save_checkpoint
 
+        self.phase("save")
         rows, run = self._inputs.train.rows, self._plan.spec.run
         state = {**trainer.state_dict(), "trackers": self.trackers.tell("state_dict"),
                  "data": {"rows": len(rows), "fingerprint": rows.fingerprint}, "metrics": self._measure(run.best)}

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import math
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from importlib import metadata
 from pathlib import Path
@@ -26,49 +27,77 @@ VERSIONED = ("rlx", "rlx-sdk", "torch", "transformers", "deepspeed", "pyarrow")
 class RunFolder:
     """``runs/<name>/``."""
 
-    def __init__(self, path: Path) -> None:
-        """Name the folder; nothing is written yet."""
-        self.path = path
+    def __init__(self, path: Path, named: bool = True) -> None:
+        """Name the folder, with a name that somebody chose or that only must be free; nothing is written yet."""
+        self.path, self._named = path, named
         self.checkpoints = path / "checkpoints"
         self.samples = path / "samples"
-        self._metrics = path / "metrics.jsonl"
+        self._metrics, self._skipped = path / "metrics.jsonl", path / "skipped.jsonl"
         self._unwritten: list[str] = []
 
-    def make(self) -> None:
-        """Make the folder; it is a run's only when `start` has written the spec.
+    @property
+    def taken(self) -> bool:
+        """Whether there is a run of the name that somebody chose."""
+        return self._named and (self.path / "spec.yaml").exists()
+
+    def make(self) -> RunFolder:
+        """Make the folder, or one of the next free name; it is a run's only when `start` has written the spec.
 
         Raises:
             SpecError: it cannot be written.
         """
-        try:
-            self.checkpoints.mkdir(parents=True, exist_ok=True)
-            self.samples.mkdir(exist_ok=True)
-        except OSError as error:
-            raise SpecError([f"the run folder '{self.path.absolute()}' cannot be made: {error.strerror}. Set run.dir "
-                             "to a folder that can be written."]) from error
+        with _writing(self.path):
+            folder = RunFolder(_made(self.path, self._named))
+            folder.checkpoints.mkdir(exist_ok=True)
+            folder.samples.mkdir(exist_ok=True)
+        return folder
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """For this process alone, until the block, or the process, ends.
+
+        Raises:
+            SpecError: another process is at work in it.
+        """
+        with contextlib.ExitStack() as stack:
+            with _writing(self.path):
+                file = stack.enter_context((self.path / ".lock").open("a"))
+            try:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except (BlockingIOError, PermissionError) as error:
+                raise SpecError([f"another process is at work in the run folder '{self.path}'. Wait for its end, or "
+                                 "give another --name."]) from error
+            except OSError:  # a file system that knows no locks
+                pass
+            yield
 
     def start(self, plan: Plan) -> None:
-        """Write down what runs: the resolved spec, and versions as comments."""
-        text = to_yaml(saved_spec(plan))
+        """Write down what runs: the resolved spec, and versions as comments.
+
+        Raises:
+            SpecError: it cannot be written.
+        """
         lines = "".join(f"# {name} {version}\n" for name, version in versions().items())
-        aside = self.path / ".spec.yaml"
-        aside.write_text(lines + text, encoding="utf-8")
-        aside.replace(self.path / "spec.yaml")
+        _replace(self.path / "spec.yaml", lines + to_yaml(saved_spec(plan)))
 
     def rewind(self, step: int) -> None:
-        """Forget metrics and samples of steps after this one: a resumed run makes them again."""
-        if self._metrics.exists():
-            lines = self._metrics.read_text(encoding="utf-8").splitlines()
-            kept = [line for line in lines if _step_of(line) is not None and (_step_of(line) or 0) <= step]
-            self._metrics.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
-        for file in self.samples.glob("*.parquet"):
-            if int(file.stem.rpartition("_")[2]) > step:
+        """Forget metrics and samples of steps after this one: a resumed run makes them again.
+
+        Raises:
+            SpecError: it cannot be written; nothing is lost.
+        """
+        for file in filter(Path.exists, (self._metrics, self._skipped)):
+            lines = file.read_text(encoding="utf-8").split("\n")
+            _replace(file, "".join(f"{line}\n" for line in lines if _step_of(line) <= step))
+        for file in self.samples.glob("*_*.parquet"):
+            number = file.stem.rpartition("_")[2]
+            if number.isdecimal() and int(number) > step:
                 file.unlink()
 
     def metrics(self, training: bool = True) -> list[dict[str, Any]]:
         """Lines of steps of training, or of evaluations; half a line of a killed run is passed over."""
         text = self._metrics.read_text(encoding="utf-8") if self._metrics.is_file() else ""
-        lines = [json.loads(line) for line in text.splitlines() if _step_of(line) is not None]
+        lines = [json.loads(line) for line in text.splitlines() if _step_of(line) < math.inf]
         return [line for line in lines if ("time/step" in line) == training]
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -87,7 +116,7 @@ class RunFolder:
 
     def log_skipped(self, step: int, role: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Which rows had a loss that was not finite, in ``skipped.jsonl``."""
-        with (self.path / "skipped.jsonl").open("a", encoding="utf-8") as stream:
+        with self._skipped.open("a", encoding="utf-8") as stream:
             stream.write(json.dumps({"step": step, "role": role, "rows": list(rows)}, ensure_ascii=False) + "\n")
 
     def write_samples(self, step: int, samples: list[dict[str, Any]], split: str = "train") -> None:
@@ -135,18 +164,17 @@ def open_run(plan: Plan, say: Any) -> tuple[RunFolder, Path | None]:
         CheckpointError: the checkpoint to resume from is not there or not whole.
     """
     run = plan.spec.run
-    where, now = Path(run.dir).expanduser(), f"{plan.algorithm.name}-{datetime.now():%Y%m%d-%H%M%S}"
-    new = next(name for name in (now, *(f"{now}-{n}" for n in range(2, 999))) if not (where / name).exists())
-    folder = RunFolder(where / (run.name or new))
+    now = f"{plan.algorithm.name}-{datetime.now():%Y%m%d-%H%M%S}"
+    folder = RunFolder(Path(run.dir).expanduser() / (run.name or now), run.name is not None)
     if run.resume is None:
-        if (folder.path / "spec.yaml").exists():
+        if folder.taken:
             raise SpecError([f"the run folder '{folder.path}' already holds a run. Continue it with --resume auto, or "
                              "give another run.name."])
         return folder, None
     if run.resume == "auto":
         checkpoint = newest_intact(folder.checkpoints, say)
     else:
-        checkpoint = _explicit(Path(run.resume), folder)
+        checkpoint = _explicit(Path(run.resume).expanduser(), folder)
     if checkpoint is None:
         say(f"nothing to resume in '{folder.path}': starting from the beginning")
         return folder, None
@@ -203,8 +231,8 @@ def _explicit(path: Path, folder: RunFolder) -> Path:
     """A checkpoint by its folder: continued in its own run, if that has no newer one, or in a new run."""
     if (path / "manifest.json").is_file():
         verify(path)
-        own = path.absolute().parent == folder.checkpoints.absolute()
-        if (folder.path / "spec.yaml").exists() and not (own and path == complete_checkpoints(path.parent)[-1]):
+        own = path.parent.resolve() == folder.checkpoints.resolve()
+        if folder.taken and not (own and path == complete_checkpoints(path.parent)[-1]):
             why = "newer checkpoints, which would be lost" if own else "another run"
             raise SpecError([f"the run folder '{folder.path}' holds {why}. Go on from '{path}' in a new run: give "
                              "another --name, or none."])
@@ -213,9 +241,36 @@ def _explicit(path: Path, folder: RunFolder) -> Path:
     raise CheckpointError(f"there is no complete checkpoint '{path}'. Found: {listing(there) or 'none'}.")
 
 
-def _step_of(line: str) -> int | None:
-    """A killed run may leave half a line."""
+def _made(path: Path, named: bool) -> Path:
+    """The folder, made; of a name that nobody chose, the first of its kind that was not there."""
+    for one in () if named else (path, *(path.with_name(f"{path.name}-{n}") for n in range(2, 999))):
+        with contextlib.suppress(FileExistsError):
+            one.mkdir(parents=True)
+            return one
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def _replace(file: Path, text: str) -> None:
+    """Whoever reads, or is killed meanwhile, finds the old text or the new one."""
+    aside = file.with_name(f".{file.name}")
+    with _writing(file.parent):
+        aside.write_text(text, encoding="utf-8")
+        aside.replace(file)
+
+
+@contextlib.contextmanager
+def _writing(run: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise SpecError([f"the run folder '{run.absolute()}' cannot be written: {error.strerror}. Make room there, or "
+                         "set run.dir to a folder that can be written."]) from error
+
+
+def _step_of(line: str) -> float:
+    """Infinity for the half a line that a killed run may leave."""
     try:
         return int(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError):
-        return None
+        return math.inf

@@ -87,6 +87,7 @@ class Trainer:
             found.add(phase.memory())
             explain(collected.samples, made, self.ranks)
             metrics = {**collected.metrics, **found.reduce()}
+            self.algorithm.check(metrics)
             self.algorithm.after_step(metrics)
         self.recorder.step(self.step, {**metrics, **phase.metrics(metrics)}, collected.samples)
 
@@ -107,6 +108,7 @@ class Trainer:
             list(self._losses(role, whole, made, found, Seen(), "eval/"))  # only measured
         explain(collected.samples, made, self.ranks)
         metrics = {**{f"eval/{name}": value for name, value in collected.metrics.items()}, **found.reduce()}
+        self.algorithm.check({name.removeprefix("eval/"): value for name, value in metrics.items()})
         self.recorder.evaluated(self.step, metrics, collected.samples)
         self._sync()  # the backend has given its weights back
 

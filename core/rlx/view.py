@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import quantiles
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
+from rlx.logs import Forgiving
 from rlx.looks.stats import verdict
 from rlx.text import printable
 
@@ -49,18 +50,15 @@ BARS, WIDTH, CUT = "▁▂▃▄▅▆▇█", 48, 240
 
 
 class View:
-    """Shows a run to a person.
-
-    Args:
-        stream: where to; default standard output.
-    """
+    """Shows a run to a person, on a stream or else on standard output."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         """Look at the terminal."""
         from rich.console import Console
 
         # In a notebook rich would show everything in the page, whatever stream it was given.
-        self._console = Console(file=stream or sys.stdout, soft_wrap=True, highlight=False, force_jupyter=False)
+        to: Any = Forgiving(stream or sys.stdout)
+        self._console = Console(file=to, soft_wrap=True, highlight=False, force_jupyter=False)
         self._rows: deque[tuple[int, Mapping[str, float]]] = deque(maxlen=RECENT)
         self._live: Any = None
         self._first: list[dict[str, Any]] | None = None

@@ -6,14 +6,13 @@ import contextlib
 import faulthandler
 import os
 import signal
-import sys
 import threading
 import time
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from rlx.launch import STARTED, report
+from rlx.launch import STARTED, die
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 MOMENT = 3.0
@@ -48,8 +47,9 @@ class StopSignals(contextlib.AbstractContextManager["StopSignals"]):
         self.__exit__()
         # Not by way of the screen, which may be in the middle of a line; nor before the error of a rank that died.
         if self._speaks and STARTED not in os.environ:
-            os.write(2, f"\n{self.asked.name}: this step is finished and saved, then the run ends; once more ends it "
-                        "at once\n".encode())
+            with contextlib.suppress(OSError):  # the terminal may be gone
+                os.write(2, f"\n{self.asked.name}: this step is finished and saved, then the run ends; once more ends "
+                            "it at once\n".encode())
 
 
 class Watchdog(contextlib.AbstractContextManager["Watchdog"]):
@@ -85,8 +85,6 @@ class Watchdog(contextlib.AbstractContextManager["Watchdog"]):
         with contextlib.suppress(OSError), self._file.open("w", encoding="utf-8") as file:
             faulthandler.dump_traceback(file, all_threads=True)
         self._over.wait(MOMENT)
-        message = (f"nothing moved for {self._limit:g} seconds in {phase}; each rank's stack is in "
-                   f"'{self._file.with_name('stacks.*.txt')}'. run.stuck_after sets how long is waited.")
-        if not report(message):
-            print(f"error: rank {self._rank}: {message}", file=sys.__stderr__, flush=True)
-        os._exit(1)
+        die(f"nothing moved for {self._limit:g} seconds in {phase}; each rank's stack is in '"
+            f"{self._file.with_name('stacks.*.txt')}'. run.stuck_after sets how long is waited.",
+            f"rank {self._rank}: ")

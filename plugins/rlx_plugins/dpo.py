@@ -54,7 +54,7 @@ def needs(options: DPOConfig, rewards: bool) -> Needs:
     """Pairs; or, with rewards, at least two completions a prompt to make them from."""
     frozen = frozenset[Role](() if options.reference_free else {"reference"})
     return Needs(data="rollouts" if rewards else "pairs", min_group=2 if rewards else 1, rewards=rewards,
-                 trains=frozenset({"policy"}), frozen=frozen)
+                 row_per_prompt=rewards, trains=frozenset({"policy"}), frozen=frozen)
 
 
 class DPO(Algorithm[Rollouts | Pairs]):

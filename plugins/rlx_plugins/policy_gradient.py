@@ -5,6 +5,7 @@ An algorithm's own file says how scores become advantages, and may say another l
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -195,20 +196,18 @@ class PolicyGradient(Algorithm[Rollouts]):
             **beside[1],
         }, {"old_logprobs": old_logprobs} if new else {})
 
-    def after_step(self, metrics: Mapping[str, float]) -> None:
-        """The KL coefficient moves towards its target.
+    def check(self, metrics: Mapping[str, float]) -> None:
+        """Whether the rollouts' own logprobs say that something else than the policy was sampled."""
+        if (found := metrics.get("rollout/logprob_diff", 0.0)) > self.options.importance.max_logprob_diff:
+            raise TrainingError(f"the logprobs of the sampled tokens differ by {found:.2f} a token from the policy's "
+                                f"(algo.importance.max_logprob_diff = {self.options.importance.max_logprob_diff}): the "
+                                "rollout backend samples another model, precision or temperature. Try --rollout hf.")
 
-        Raises:
-            TrainingError: the rollouts' own logprobs say that something else than the policy was sampled.
-        """
-        kl, limit = self.options.kl, self.options.importance.max_logprob_diff
-        if metrics.get("rollout/logprob_diff", 0.0) > limit:
-            raise TrainingError(f"the logprobs of the sampled tokens differ by {metrics['rollout/logprob_diff']:.2f} a "
-                                f"token from the policy's (algo.importance.max_logprob_diff = {limit}): the rollout "
-                                "backend samples another model, precision or temperature. Try --rollout hf.")
-        if kl.target is not None and kl.horizon is not None and "kl/mean" in metrics:
-            self.kl_coef = ops.adapt_kl_coef(self.kl_coef, metrics["kl/mean"], kl.target, kl.horizon,
-                                             metrics["completions"])
+    def after_step(self, metrics: Mapping[str, float]) -> None:
+        """The KL coefficient moves towards its target, unless the step's KL is no number."""
+        kl, measured = self.options.kl, metrics.get("kl/mean", math.nan)
+        if kl.target is not None and kl.horizon is not None and math.isfinite(measured):
+            self.kl_coef = ops.adapt_kl_coef(self.kl_coef, measured, kl.target, kl.horizon, metrics["completions"])
 
     def state_dict(self) -> dict[str, Any]:
         """The KL coefficient."""

@@ -27,6 +27,7 @@ class Needs:
         group_size: completions of one prompt where the user says nothing; default: ``min_group``.
         min_completion: tokens that a completion must at least be allowed to have.
         rounds: how often a step may sample prompts, until enough groups are kept (`Algorithm.keep`).
+        row_per_prompt: whether all completions of a prompt become one row of the batch, such as a pair.
         rewards: whether completions must be scored; false for algorithms that only imitate or compare given text.
         token_rewards: whether it reads what rewards say of parts of a completion (`Score.spans`).
         teacher: whether the reference must be another model than the policy (``model.reference.path``).
@@ -40,6 +41,7 @@ class Needs:
     group_size: int | None = None
     min_completion: int = 1
     rounds: int = 1
+    row_per_prompt: bool = False
     rewards: bool = False
     token_rewards: bool = False
     teacher: bool = False
@@ -159,6 +161,13 @@ class Algorithm(ABC, Generic[D]):
     def trains(self, role: Role, step: int) -> bool:
         """Whether the role is updated in this step (critic warm-up)."""
         return True
+
+    def check(self, metrics: Mapping[str, float]) -> None:
+        """Called with the global metrics of each step and each evaluation, both under the names of a step.
+
+        Raises:
+            TrainingError: they say that going on makes no sense.
+        """
 
     def after_step(self, metrics: Mapping[str, float]) -> None:
         """Called once a step with the global metrics; adaptive coefficients move here."""

@@ -121,8 +121,8 @@ def test_importance_is_truncated_token_by_token(rollouts, context, lookup, grid)
     assert "rollout/kl" in off.metrics
     step = {"completions": 1.0, "kl/mean": 0.0, "rollout/logprob_diff": measured["rollout/logprob_diff"]}
     with pytest.raises(TrainingError, match=r"differ by 0.83 a token from the policy's .* = 0.5"):
-        ppo(**PLAIN).after_step(step)
-    ppo(**PLAIN, importance={"max_logprob_diff": 0.9}).after_step(step)
+        ppo(**PLAIN).check(step)
+    ppo(**PLAIN, importance={"max_logprob_diff": 0.9}).check(step)
 
 
 def test_a_single_update_passes_the_policy_once(rollouts, context, lookup, grid, objective):

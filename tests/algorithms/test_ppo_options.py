@@ -1,4 +1,5 @@
 import json
+import math
 from functools import partial
 
 import pytest
@@ -74,6 +75,7 @@ def test_a_moved_coefficient_is_used_and_survives_a_checkpoint(rollouts, context
 @pytest.mark.parametrize(("kl", "metrics"), [
     ({"coef": 0.2}, {"kl/mean": 60.0, "completions": 256.0}),
     ({"coef": 0.2, "target": 6, "horizon": 10_000}, {"completions": 0.0}),
+    ({"coef": 0.2, "target": 6, "horizon": 10_000}, {"kl/mean": math.nan, "completions": 256.0}),
 ])
 def test_the_coefficient_stays_without_a_target_or_without_a_measurement(kl, metrics):
     algorithm = ppo(kl=kl)

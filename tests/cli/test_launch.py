@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
+
+import psutil
 import pytest
 
-from rlx.launch import Place, place_of
+from rlx.launch import _REPORT, STARTED, Place, _pass_on, place_of, report
 
 SLURM = {"SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_STEP_NUM_TASKS": "8", "SLURM_STEP_NUM_NODES": "2",
          "SLURM_STEP_NODELIST": "gpu[07-09,12]", "SLURM_JOB_ID": "123456"}
@@ -29,3 +34,18 @@ def test_a_place_is_read_off_the_environment(environ, place):
 def test_deepspeed_finds_the_same_place():
     place = Place(5, 8, 1, 4, "gpu07", 1234)
     assert place_of(place.environment()) == place
+
+
+def test_a_signal_is_passed_on_to_the_ranks_that_are_still_there(monkeypatch):
+    with subprocess.Popen([sys.executable, "-c", ""]) as gone, subprocess.Popen(["sleep", "60"]) as there:
+        ranks = [psutil.Process(process.pid) for process in (gone, there)]
+        gone.wait()
+        monkeypatch.setattr(psutil.Process, "children", lambda self: ranks)
+        _pass_on(signal.SIGTERM, None)
+    assert there.returncode == -signal.SIGTERM
+
+
+def test_an_error_that_cannot_be_handed_over_is_printed(monkeypatch):
+    monkeypatch.setenv(STARTED, "1")
+    monkeypatch.setenv(_REPORT, "/dev/full")
+    assert not report("what happened")

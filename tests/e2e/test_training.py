@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from safetensors.torch import load_file
 import rlx
 from rlx.checkpoint import complete_checkpoints, verify
 from rlx.runs import load_saved_spec
+from rlx_plugins.hf_rollout import HFRollout
 from rlx_sdk import CheckpointError, ModelError, RewardError, Sample, SpecError, TrainingError
 
 from .conftest import ALGORITHMS, metrics_of
@@ -55,6 +57,8 @@ def test_resumed_equals_uninterrupted_bit_for_bit(train, algo):
 
     assert resumed.run == broken
     assert metrics_of(resumed.run) == metrics_of(straight.run)
+    for file in straight.run.glob("samples/*.parquet"):
+        pd.testing.assert_frame_equal(pd.read_parquet(file), pd.read_parquet(broken / "samples" / file.name))
     for file in sorted(straight.checkpoint.rglob("*.safetensors")):
         name = file.relative_to(straight.checkpoint)
         assert file.read_bytes() == (resumed.checkpoint / name).read_bytes(), name
@@ -199,8 +203,9 @@ def test_a_run_folder_is_never_mixed_with_another_run(train):
         train("sft", run={"name": "one"})
 
 
-def test_resume_auto_from_nothing_starts_and_a_named_checkpoint_must_exist(train, tmp_path):
-    assert train("sft", run={"name": "fresh", "resume": "auto"}, train={"steps": 1}).steps == 1
+def test_resume_auto_from_nothing_starts_and_a_named_checkpoint_must_exist(train, tmp_path, capsys):
+    assert train("sft", run={"name": "fresh", "resume": "auto"}, train={"steps": 1}, quiet=False).steps == 1
+    assert f"nothing to resume in '{tmp_path}/runs/fresh': starting from the beginning" in capsys.readouterr().out
     with pytest.raises(CheckpointError, match=r"no complete checkpoint .*global_step_999.*global_step_1"):
         train("sft", run={"resume": str(tmp_path / "runs/fresh/checkpoints/global_step_999")})
 
@@ -212,7 +217,7 @@ def test_nothing_left_to_do_is_not_success(train):
 
 
 @pytest.mark.fault("a checkpoint is damaged or half written", tried=2)
-def test_damaged_and_unfinished_checkpoints_are_passed_over(train):
+def test_damaged_and_unfinished_checkpoints_are_passed_over(train, capsys):
     result = train("sft", run={"name": "hurt"})
     state = result.checkpoint / "state" / "policy.safetensors"
     state.write_bytes(state.read_bytes()[: state.stat().st_size // 2])
@@ -220,9 +225,13 @@ def test_damaged_and_unfinished_checkpoints_are_passed_over(train):
     with pytest.raises(CheckpointError, match=r"damaged: state/policy.safetensors"):
         verify(result.checkpoint)
 
-    again = train("sft", run={"name": "hurt", "resume": "auto"})
+    again = train("sft", run={"name": "hurt", "resume": "auto"}, quiet=False)
 
     assert again.steps == 4
+    said, there = capsys.readouterr().out, result.checkpoint.parent
+    assert f"'{there}/.writing_6' was not finished and is ignored" in said
+    assert f"'{result.checkpoint}' is damaged: state/policy.safetensors is not what was written; looking for an" in said
+    assert f"continuing from '{there}/global_step_2', step 2" in said
     assert [line["step"] for line in metrics_of(again.run) if "loss/policy" in line] == [1, 2, 3, 4]
     verify(again.checkpoint)
 
@@ -252,7 +261,9 @@ def test_changed_data_and_algorithm_are_refused_and_a_changed_learning_rate_is_s
     with pytest.raises(SpecError, match=r"'algo.name' is 'dpo' and was 'sft'"):
         train("dpo", **here, run={"name": "c", "resume": "auto"})
     faster = {"data": str(data), "train": {"steps": 3, "optim": {"policy": {"lr": 1e-5}}}}
-    assert train("sft", **faster, run={"name": "c", "resume": "auto"}).steps == 3
+    capsys.readouterr()
+    assert train("sft", **faster, run={"name": "c", "resume": "auto"}, quiet=False).steps == 3
+    assert "changed since the checkpoint: train.optim.policy.lr 0.0003 -> 1e-05" in capsys.readouterr().out
     data.write_text("\n".join([*rows, rows[0]]))
     with pytest.raises(SpecError, match=r"has changed since the checkpoint .*9 rows, were 8"):
         train("sft", **here | {"train": {"steps": 5}}, run={"name": "c", "resume": "auto"})
@@ -304,6 +315,11 @@ def test_a_named_checkpoint_never_overwrites_another_run_or_its_own_future(train
     with pytest.raises(SpecError, match=r"'.*whole' holds newer checkpoints"):
         train("sft", run={"name": "whole", "resume": older})
 
+    linked = result.run.parent.parent / "linked"
+    linked.symlink_to(result.run.parent)
+    own = str(linked / "whole" / "checkpoints" / "global_step_4")
+    assert train("sft", run={"name": "whole", "resume": own}, train={"steps": 5}).steps == 5
+
     branch = train("sft", run={"name": "branch", "resume": older})
 
     assert [line["step"] for line in metrics_of(branch.run) if "loss/policy" in line] == [3, 4]
@@ -343,3 +359,20 @@ def test_a_policy_that_never_moves_is_no_success(train):
 def test_numbers_that_are_not_finite_end_the_run_with_a_reason(train):
     with pytest.raises(TrainingError, match=r"no update was possible in 2 steps in a row"):
         train("sft", train={"steps": 8, "max_skipped": 2, "optim": {"policy": {"lr": 1e30, "warmup_steps": 0}}})
+
+
+@pytest.mark.parametrize("minibatches", [1, 2])
+def test_a_sampler_of_something_else_is_found_in_the_first_evaluation(train, tmp_path, monkeypatch, minibatches):
+    """Before the first update; where a batch makes one, the logprobs come from the loss, else from `prepare`."""
+    generate = HFRollout.generate
+
+    def other(self, requests):
+        for i, found in generate(self, requests):
+            yield i, [replace(one, logprobs=[x - 1 for x in one.logprobs]) for one in found]
+
+    monkeypatch.setattr(HFRollout, "exact", False)
+    monkeypatch.setattr(HFRollout, "generate", other)
+    with pytest.raises(TrainingError, match=r"differ by 1\.00 a token from the policy's"):
+        train("ppo", data={"path": str(QUICK / "prompts.parquet"), "eval": 2}, run={"name": "odd"},
+              train={"minibatches": minibatches, "update_epochs": 1})
+    assert not (tmp_path / "runs" / "odd" / "metrics.jsonl").exists()

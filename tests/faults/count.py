@@ -21,7 +21,8 @@ TESTS = Path(__file__).parents[1]
 def main(arguments: list[str]) -> int:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
-        code = subprocess.run([sys.executable, "-m", "pytest", "-m", "fault", f"--junitxml={report}", str(TESTS),
+        code = subprocess.run([sys.executable, "-m", "pytest", "-m", "fault", "-o", "junit_family=xunit1",
+                               f"--junitxml={report}", str(TESTS),
                                *arguments], check=False).returncode
         hit = Counter[str]()
         counted: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0, 0])

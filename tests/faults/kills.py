@@ -61,7 +61,6 @@ def run(folder: Path, algo: str, name: str) -> None:
         begin(self, name)
 
     def saving(self: _Recorder, trainer: Any) -> None:
-        mark("save")
         save(self, trainer)
         mark("between")
 

@@ -49,5 +49,5 @@ def test_data_deleted_in_mid_run_is_still_there_for_the_run(train, tmp_path, end
 def test_a_read_only_folder_is_found_before_the_start(train, small_disk):
     disk: Path = small_disk(8)
     subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
-    with pytest.raises(SpecError, match=r"run folder '.*disk/ro' cannot be made: Read-only file system. Set run.dir"):
+    with pytest.raises(SpecError, match=r"run folder '.*disk/ro' cannot be written: Read-only file system"):
         train("sft", run={"dir": str(disk), "name": "ro"})

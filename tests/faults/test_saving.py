@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +15,10 @@ from pathlib import Path
 import pytest
 
 from rlx.checkpoint import SaveError, best_checkpoint, complete_checkpoints, verify
+from rlx.engine import Engine
+from rlx.logs import library_log
+from rlx.runs import RunFolder
+from rlx.view import View
 from rlx_sdk import RunStopped, Sample, SpecError
 
 from ..e2e.conftest import metrics_of
@@ -135,3 +140,116 @@ def test_a_signal_to_two_ranks_is_one_checkpoint_and_one_message(tmp_path):
     assert f"ended by SIGTERM after step {step} of 200, saved as" in said
     assert "error" not in said
     assert json.loads((tmp_path / "two" / "metrics.jsonl").read_text().splitlines()[-1])["step"] == step
+
+
+@pytest.mark.fault("full disk at a checkpoint, stop")
+def test_a_disk_that_is_full_when_the_tokenizer_is_written_is_said_too(train, small_disk, monkeypatch):
+    """Its library raises no OSError; what else the run writes there, its log, ends nothing."""
+    disk, save = small_disk(40), Engine.save
+
+    def then_full(self: Engine, folder: Path, write: bool) -> None:
+        save(self, folder, write)
+        fill(disk / "ballast")
+        os.truncate(disk / "ballast", (disk / "ballast").stat().st_size - 65536)  # the small files fit
+
+    monkeypatch.setattr(Engine, "save", then_full)
+    with pytest.raises(SaveError, match=r"checkpoint of step 1 could not be written: No space left on device \(os err"):
+        train("sft", train={**SHORT, "steps": 2}, data={"eval": 0}, run={"save_every": 1, "dir": str(disk)})
+
+
+@pytest.mark.fault("an old checkpoint cannot be removed; folders of somebody's own beside the checkpoints", tried=2)
+def test_what_else_lies_beside_the_checkpoints_ends_no_run(train, tmp_path, monkeypatch):
+    there, kept, rmtree = tmp_path / "runs" / "x" / "checkpoints", tmp_path / "kept", shutil.rmtree
+    for folder in (there / "global_step_1.old", kept):
+        folder.mkdir(parents=True)
+        (folder / "manifest.json").write_text("{}")
+    (there / "global_step_0").symlink_to(kept)
+
+    def cannot(path: Path, **options: object) -> None:
+        if Path(path).name.startswith(".removing_"):
+            raise OSError(39, "Directory not empty")
+        rmtree(path, **options)
+
+    monkeypatch.setattr("rlx.checkpoint.shutil.rmtree", cannot)
+    settings = {"train": {**SHORT, "steps": 2}, "data": {"eval": 0}}
+    result = train("sft", **settings, run={"save_every": 1, "keep": 1, "name": "x"})
+    left = {"global_step_0", "global_step_1.old", "global_step_2"}
+    assert {c.name for c in there.iterdir()} == left | {".removing_global_step_1"}
+    assert "could not be removed" in (result.run / "libraries.log").read_text()
+    monkeypatch.undo()
+    train("sft", **settings | {"train": {**SHORT, "steps": 3}}, run={"name": "x", "resume": "auto", "keep": 3})
+    assert {c.name for c in there.iterdir()} == left | {"global_step_3"}
+    assert kept.is_dir()
+
+
+@pytest.mark.fault("full disk on resume")
+def test_on_a_full_disk_nothing_of_the_past_is_lost(small_disk):
+    run = RunFolder(small_disk(1) / "run").make()
+    for step in range(2000):
+        run.log(step, {"time/step": float(step)})
+    run.log_skipped(3, "policy", [{"text": "two\u2028lines"}])
+    before = (run.path / "metrics.jsonl").read_bytes()
+    fill(run.path / "ballast")
+    with pytest.raises(SpecError, match=r"cannot be written: No space left on device. Make room there"):
+        run.rewind(1990)
+    assert (run.path / "metrics.jsonl").read_bytes() == before
+    (run.path / "ballast").unlink()
+    run.log_skipped(1991, "policy", [])
+    (run.samples / "my_notes.parquet").touch()
+    run.rewind(1990)
+    assert [line["step"] for line in run.metrics()] == list(range(1991))
+    [skipped] = (run.path / "skipped.jsonl").read_text().removesuffix("\n").split("\n")
+    assert json.loads(skipped)["rows"] == [{"text": "two\u2028lines"}]
+
+
+LOCK = """
+import fcntl, sys
+with open(sys.argv[1], "a") as file:
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        print("locked", flush=True)
+        sys.stdin.read()
+    except OSError:
+        print("taken", flush=True)
+"""
+
+
+@pytest.mark.fault("two processes in one run folder", tried=2)
+def test_two_processes_never_write_into_one_run(train, tmp_path):
+    lock, said = tmp_path / "runs" / "one" / ".lock", []
+
+    def other() -> subprocess.Popen[str]:
+        return subprocess.Popen([sys.executable, "-c", LOCK, str(lock)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                text=True)
+
+    def reward(samples: Sequence[Sample]) -> list[float]:
+        said.append(other().communicate()[0])
+        return [float(len(sample.completion)) for sample in samples]
+
+    settings = {"reward": reward, "rollout": {"max_completion": 4, "group_size": 2}, "data": {"eval": 0},
+                "train": {**SHORT, "steps": 1}}
+    train("grpo", **settings, run={"name": "one", "sample_every": None})
+    assert said == ["taken\n"]
+    with other() as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "locked\n"
+        with pytest.raises(SpecError, match=r"another process is at work in the run folder '.*one'"):
+            train("grpo", **settings | {"train": {**SHORT, "steps": 2}},
+                  run={"name": "one", "resume": "auto", "sample_every": None})
+        process.kill()
+    train("grpo", **settings | {"train": {**SHORT, "steps": 2}},
+          run={"name": "one", "resume": "auto", "sample_every": None})
+
+
+@pytest.mark.fault("a full disk under the log, a terminal that is gone", tried=2)
+def test_text_that_nobody_can_read_any_more_ends_no_run():
+    with library_log(Path("/dev/full")):
+        print("lost")
+        print("lost, too", file=sys.stderr)
+    reader, writer = os.pipe()
+    os.close(reader)
+    with contextlib.suppress(BrokenPipeError), os.fdopen(writer, "w") as stream:
+        view = View(stream)
+        view.note("a line")
+        view.warn("and another")
+        stream.write("still open")

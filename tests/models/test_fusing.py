@@ -5,8 +5,10 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from rlx import build
+from rlx.models.logprobs import fused
 from rlx_sdk import InputError
 
 LONG = 10**9
@@ -34,3 +36,18 @@ def test_without_a_compiler_only_when_nobody_asked(monkeypatch):
     assert not fuses()
     with pytest.raises(InputError, match=r"engine\.compile needs a C compiler"):
         fuses(compile=True)
+
+
+def test_errors_of_compiling_are_passed_over_here_and_nowhere_else(monkeypatch):
+    seen = []
+
+    def compiler(function, dynamic):
+        def compiled(*args):
+            seen.append(torch._dynamo.config.suppress_errors)
+            return function(*args)
+
+        return compiled
+
+    monkeypatch.setattr("torch.compile", compiler)
+    assert fused(max)(3, 4) == 4
+    assert (seen, torch._dynamo.config.suppress_errors) == ([True], False)

@@ -24,6 +24,17 @@ def test_a_language_model_comes_back_as_it_was_saved(llama, folder):
     assert load_causal_lm(folder, torch.bfloat16).lm_head.weight.dtype == torch.bfloat16
 
 
+@pytest.mark.parametrize("inert", [{"temperature": 0.6, "top_p": 0.9}, {"early_stopping": True}, {"num_beams": 1}])
+def test_settings_of_generation_that_cannot_act_do_not_end_the_first_checkpoint(folder, tmp_path, inert):
+    """As many published models have them."""
+    file = tmp_path / "generation_config.json"
+    file.write_text(json.dumps({"do_sample": False, "eos_token_id": [2, 5], "max_length": 77, **inert}))
+    load_causal_lm(folder, torch.float32).save_pretrained(tmp_path / "saved")
+    saved = json.loads((tmp_path / "saved" / "generation_config.json").read_text())
+    assert (saved["eos_token_id"], saved["max_length"]) == ([2, 5], 77)
+    assert not saved.get("do_sample")
+
+
 def test_a_critic_begun_from_a_language_model_values_everything_at_zero_and_can_learn(folder, llama, sequences):
     model = load_scorer(folder, torch.float32)
     critic = Handle(Scorer(model), torch.device("cpu"), 10_000)

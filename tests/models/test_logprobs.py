@@ -233,7 +233,6 @@ def test_fused_kernels_change_nothing_but_the_time(monkeypatch, llama, sequences
     if checkpointed:
         model.checkpoint_activations()
     model.fuse()
-    monkeypatch.setattr("torch._dynamo.config.suppress_errors", False)
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     torch.testing.assert_close(outcome(), expected, atol=1e-5, rtol=1e-4)

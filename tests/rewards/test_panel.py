@@ -357,6 +357,19 @@ def test_async_rewards_begin_while_others_are_still_sampled(panel, samples):
     assert made.score(samples, ROWS, groups).by_provider["early"] == LENGTHS
 
 
+def test_a_wrong_number_for_one_prompt_names_its_samples(panel, samples):
+    """What a reward returned for the second prompt fits none of its two samples; the first prompt's are fine."""
+    @reward("short")
+    async def short(part):
+        return [1.0] * (2 if part[0] is samples[0] else 1)
+
+    made = panel(short)
+    made.start(5, samples[:2])
+    made.start(3, samples[2:4])
+    with pytest.raises(RewardError, match=r"failed on\n  2 of 4 \(data row 13 and on\) samples together: it gave 1 re"):
+        made.score(samples[:4], ROWS[:4], [5, 5, 3, 3])
+
+
 def test_an_async_reward_that_takes_too_long_has_failed(panel, samples):
     @reward("slow")
     async def slow(samples):

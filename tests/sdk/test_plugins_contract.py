@@ -108,6 +108,7 @@ def plugin(kind, needs=None):
                                                                               "wanted"),
     (plugin(Good, Needs(data="rollouts", trains=frozenset())), "name at least one role to train"),
     (plugin(Good, Needs(data="pairs", trains=frozenset({"policy"}), rewards=True)), "only rollouts have rewards"),
+    (plugin(Good, Needs(data="rollouts", trains=frozenset({"policy"}), row_per_prompt=True)), "set row_per_prompt in"),
     ("mine", "Give it the AlgorithmPlugin"),
 ])
 def test_what_an_algorithm_does_wrong_is_said(made, said):

@@ -78,14 +78,17 @@ def test_a_job_of_ppo_is_one_of_dpo_with_one_word_changed(plan, settings, change
 
 @pytest.mark.parametrize(("change", "said"), [
     ({"rollout__group_size": 1}, "rollout.group_size = 1: dpo compares completions of one prompt and needs at least 2"),
-    ({"train__batch_size": 2, "train__minibatches": 5},
-     "train.minibatches = 5 splits a batch of 4 rows into more parts than rows"),
+    ({"train__batch_size": 2, "train__minibatches": 3, "rollout__group_size": 4},
+     "train.minibatches = 3 splits a batch of 2 rows (dpo makes one of a prompt's completions) into more parts than it "
+     "has"),
 ])
 def test_groups_and_minibatches_must_fit(problems, settings, change, said):
     assert problems(settings("dpo", rewards=[{"name": "polite_length"}], **change)) == [said]
 
 
-def test_minibatches_may_be_as_many_as_rows(plan, settings):
+def test_minibatches_may_be_as_many_as_rows(plan, problems, settings):
+    [said] = problems(settings("ppo", rollout__group_size=2, train__batch_size=2, train__minibatches=5))
+    assert said == "train.minibatches = 5 splits a batch of 4 rows into more parts than it has"
     made = plan(settings("ppo", rollout__group_size=3, train__batch_size=2, train__minibatches=6))
     assert made.spec.train.minibatches == made.group_size * made.spec.train.batch_size
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -28,7 +29,18 @@ def load_causal_lm(path: str, dtype: torch.dtype, trust_remote_code: bool = Fals
     """An HF causal language model in ``eval`` mode."""
     from transformers import AutoModelForCausalLM
 
-    return _load(AutoModelForCausalLM, path, dtype, trust_remote_code)
+    model = _load(AutoModelForCausalLM, path, dtype, trust_remote_code)
+    _make_savable(model.generation_config)
+    return model
+
+
+def _make_savable(settings: Any) -> None:
+    """Take out of the settings of `generate` what is inert: HF loads it, and raises when it is to be saved."""
+    try:
+        settings.validate(strict=True)
+    except ValueError as error:
+        for name in re.findall(r"^- `(\w+)`", str(error), re.MULTILINE):
+            setattr(settings, name, getattr(type(settings)(), name))
 
 
 def load_scorer(path: str, dtype: torch.dtype, trust_remote_code: bool = False) -> Any:

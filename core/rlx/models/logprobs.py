@@ -44,9 +44,16 @@ class Kernels(NamedTuple):
     forward: Callable[..., tuple[Tensor, Tensor]] = _logprobs_and_entropy
     backward: Callable[..., Tensor] = _d_logits
 
-    def compiled(self) -> Kernels:
-        """The same, fused; they are compiled when they are first called."""
-        return Kernels(torch.compile(self.forward, dynamic=True), torch.compile(self.backward, dynamic=True))
+
+def fused(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, compiled when it is first called; what of it cannot be compiled goes on without."""
+    compiled = torch.compile(plain, dynamic=True)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with torch._dynamo.config.patch(suppress_errors=True):
+            return compiled(*args, **kwargs)
+
+    return call
 
 
 class _ChunkedLogprobs(torch.autograd.Function):

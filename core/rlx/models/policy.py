@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from rlx.models.logprobs import Kernels, install_logprob_head
+from rlx.models.logprobs import Kernels, fused, install_logprob_head
 from rlx.models.lora import has_lora, merged_weights, plain_model
 from rlx.models.rows import branched_states, packed_states
 from rlx_sdk import ModelError
@@ -58,10 +58,9 @@ class Trained(nn.Module):
 
         What cannot be compiled goes on without.
         """
-        torch._dynamo.config.suppress_errors = True
         for layer in _layers(self.model):
             layer.forward = _fused(layer.forward)
-        self._kernels = self._kernels.compiled()
+        self._kernels = Kernels(*map(fused, self._kernels))
 
     def pack(self) -> None:
         """Compute rows without padding from now on.
@@ -193,7 +192,7 @@ def _recomputing(layers: list[nn.Module]) -> Iterator[None]:
 
 def _fused(plain: Callable[..., Any]) -> Callable[..., Any]:
     """A layer's forward pass, compiled; one that generates, with a KV cache that grows, goes on without."""
-    compiled = torch.compile(plain, dynamic=True)
+    compiled = fused(plain)
 
     def forward(*args: Any, past_key_values: Any = None, **kwargs: Any) -> Any:
         if past_key_values is not None:

@@ -37,7 +37,7 @@ def check_algorithm(plugin: AlgorithmPlugin, options: Any = None) -> None:
 
     `Needs` that say what is used; `prepare` gives a weight a row for every trained role, changes no state and works
     without any row; `loss` is one finite number a row, whatever rows are beside it and also for a row without a token,
-    with gradients for its own role alone; `keep`, `trains`, `after_step` and the state do what their types say.
+    with gradients for its own role alone; `keep`, `trains`, `check`, `after_step` and the state do as typed.
 
     Args:
         plugin: what the ``rlx_algorithms`` hook returns.
@@ -86,6 +86,7 @@ class _Check:
                "rlx_sdk.Algorithm is wanted.")
         data = _data(self.needs, self.context)
         batch = self._prepare(algorithm, data)
+        self._check_rows(data, batch)
         for role in sorted(self.needs.trains):
             self._check_loss(algorithm, role, batch)
         self._prepare(algorithm, _first(data, 0), rows=False)
@@ -115,6 +116,13 @@ class _Check:
                    f"{self.name}, {given}: every weight of '{role}' is 0, so nothing would be learnt.")
         _check_metrics(self.name, batch.metrics)
         return batch  # type: ignore[no-any-return]
+
+    def _check_rows(self, data: Any, batch: Batch) -> None:
+        if isinstance(data, Rollouts):
+            prompts = len(set(data.group.tolist()))
+            demand(self.needs.row_per_prompt == (len(batch) <= prompts),
+                   f"{self.name}: {len(data.group)} completions of {prompts} prompts became {len(batch)} rows; set "
+                   "row_per_prompt in its Needs where a prompt's completions make one row, and only there.")
 
     def _check_loss(self, algorithm: Any, role: Role, batch: Batch) -> None:
         import torch
@@ -159,10 +167,12 @@ class _Check:
         demand(all(isinstance(a, bool) for a in answers), f"{self.name}: keep and trains gave {answers}; True or False "
                "is wanted.")
         with owned(self.name, "after a step", "after_step must do with the metrics there are: use metrics.get"):
-            algorithm.after_step({"kl/mean": 0.5})
-            algorithm.after_step({})
-        with owned(self.name, "asked for its state", "state_dict must be JSON-able, and load_state_dict take it back"):
-            state = json.loads(json.dumps(algorithm.state_dict()))
+            for metrics in ({"kl/mean": 0.5}, {}, dict.fromkeys(("kl/mean", "reward/mean", "completions"), math.nan)):
+                algorithm.check(metrics)
+                algorithm.after_step(metrics)
+        with owned(self.name, "asked for its state", "state_dict must be JSON-able, also after a step whose metrics "
+                   "were not finite, and load_state_dict take it back"):
+            state = json.loads(json.dumps(algorithm.state_dict(), allow_nan=False))
             other = self.plugin.build(self.options)
             other.load_state_dict(state)
             after = json.loads(json.dumps(other.state_dict()))
