@@ -15,6 +15,8 @@ from typing import Any
 
 from rlx.checkpoint import PREFIX, complete_checkpoints, newest_intact, verify
 from rlx.data import Prepared
+from rlx.hf import model_files
+from rlx.inputs import Inputs
 from rlx.layers import Tree, absolute_paths, read_spec_file, to_yaml
 from rlx.plan import Plan
 from rlx.text import listing
@@ -34,8 +36,8 @@ class RunFolder:
         self._metrics = path / "metrics.jsonl"
         self._unwritten: list[str] = []
 
-    def make(self) -> None:
-        """Make the folder; it is a run's only when `start` has written the spec.
+    def make(self) -> Path:
+        """Make the folder, and a file in it of a name that no other has; it is a run's only when `start` has written.
 
         Raises:
             SpecError: it cannot be written.
@@ -43,9 +45,11 @@ class RunFolder:
         try:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
             self.samples.mkdir(exist_ok=True)
+            (mark := self.path / f".seen-{os.urandom(8).hex()}").touch()
         except OSError as error:
             raise SpecError([f"the run folder '{self.path.absolute()}' cannot be made: {error.strerror}. Set run.dir "
                              "to a folder that can be written."]) from error
+        return mark
 
     def start(self, plan: Plan) -> None:
         """Write down what runs: the resolved spec, and versions as comments."""
@@ -114,6 +118,19 @@ def saved_spec(plan: Plan) -> Tree:
     if plan.rollout:
         tree["rollout"] |= {"options": plan.rollout.options.model_dump(mode="json"), "group_size": plan.group_size}
     return tree
+
+
+def facts(plan: Plan, inputs: Inputs) -> dict[str, object]:
+    """What must be the same on every machine of a run, or their numbers would mean different things."""
+    spec = {f"'{k}'": v for k, v in _flat(plan.spec.model_dump(mode="json")).items() if k not in _OF_A_MACHINE}
+    data = {f"the {what} data": f"{len(part)} rows, {part.key}" for what, part in (
+        ("training", inputs.train), ("held-out", inputs.held_out)) if part}
+    model = {f"'{Path(name).name}' of the model": size for name, size, _ in model_files(plan.spec.model.path)}
+    return {**spec, **data, **model, **{f"the version of {name}": version for name, version in versions().items()}}
+
+
+_OF_A_MACHINE = ("data.cache", "run.dir", "run.resume")
+"""Settings that may be another path on another machine; whether they mean the same is seen otherwise."""
 
 
 def load_saved_spec(run: Path) -> Tree:
