@@ -3,7 +3,7 @@
 ``memory`` sets the estimate of `rlx check` beside the measured peak; ``determinism`` compares two runs bit for bit.
 
 ``dpo --peer trl`` and ``grpo --peer trl`` set rlx beside TRL on one job.
-``scaling`` runs one job on one rank and on several, by ZeRO stage.
+``scaling`` runs one job on one rank and on several, by ZeRO stage; ``paper`` calculates what larger machines would do.
 ``rewards`` measures listing plugins, rules and services, ``data`` the preparation of files.
 """
 
@@ -216,6 +216,7 @@ def scaling(model: Annotated[str, typer.Option(help="HF folder; of a shape its t
             group: Annotated[int, typer.Option(help="Completions a prompt.")] = 2,
             rollout: Annotated[str, typer.Option(help="hf, vllm or vllm_server.")] = "hf", steps: Steps = 3,
             noise: Annotated[bool, typer.Option(help="Also the first again, in passes of half the tokens.")] = False,
+            grow: Annotated[bool, typer.Option(help="The batch times the ranks: for speed; no numbers.")] = False,
             settings: Annotated[str, typer.Option(help="Of the spec, as JSON by dotted name.")] = "{}",
             out: Annotated[Path | None, typer.Option(
                 "--json", help="Also write them here, after each run; runs that are in it are not made again.")] = None,
@@ -230,13 +231,22 @@ def scaling(model: Annotated[str, typer.Option(help="HF folder; of a shape its t
     with tempfile.TemporaryDirectory() as folder:
         where = model_of(shape, model or str(QUICK / "rlx-tiny"), out.absolute().parent if out else Path(folder))
         for one in measure(job, where, algos.split(","), [int(stage) for stage in stages.split(",")],
-                           [int(number) for number in ranks.split(",")], noise, runs):
+                           [int(number) for number in ranks.split(",")], noise, grow, runs):
             runs.append(one)
             typer.echo(table(compare(runs)[-1:]).splitlines()[-1])
             if out is not None:
                 figures = {"job": vars(job), "versions": _versions(), "compared": compare(runs), "runs": runs}
                 out.write_text(json.dumps(figures, indent=1), encoding="utf-8")
     typer.echo(table(compare(runs)))
+
+
+@app.command()
+def paper(shape: Annotated[str, typer.Option(help="0.5B or 7B.")] = "7B") -> None:
+    """Memory and seconds of steps on 1 to 32 H200s, calculated: nothing runs."""
+    from benchmarks.paper import SHAPES, table
+
+    for one in table(SHAPES[shape]):
+        typer.echo("| " + " | ".join(str(value) for value in one.values()) + " |")
 
 
 @app.command()

@@ -2,7 +2,8 @@
 
 The batch is the same for every number of ranks, so losses and metrics must be, too: to rounding in float32, which also
 keeps what is sampled the same, and to the noise of other matrix shapes in bfloat16. That noise is measured by the run
-``noise``: one rank again, in passes of half the tokens.
+``noise``: one rank again, in passes of half the tokens. What sampling takes hardly depends on the rows while there are
+few of them: how speed grows with the GPUs is seen with ``grow``, where the batch does too, and only speed is compared.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ WARMUP = 2
 
 
 def measure(job: Job, model: str, algos: Sequence[str], stages: Sequence[int], ranks: Sequence[int], noise: bool,
-            known: Sequence[Mapping[str, Any]] = ()) -> Iterator[dict[str, Any]]:
+            grow: bool, known: Sequence[Mapping[str, Any]] = ()) -> Iterator[dict[str, Any]]:
     """Every algorithm in every ZeRO stage on every number of ranks; of what is known already, nothing again."""
     done = {(one["algo"], one["zero_stage"], one["ranks"], one["noise"]) for one in known}
     for algo in algos:
@@ -42,8 +43,9 @@ def measure(job: Job, model: str, algos: Sequence[str], stages: Sequence[int], r
                 if (algo, stage, number, apart) in done:
                     continue
                 with tempfile.TemporaryDirectory() as folder:
-                    found = _run(replace(job, algo=algo), model, stage, number, apart, Path(folder))
-                yield {"algo": algo, "zero_stage": stage, "ranks": number, "noise": apart, **found}
+                    batch = job.batch * number if grow else job.batch
+                    found = _run(replace(job, algo=algo, batch=batch), model, stage, number, apart, Path(folder))
+                yield {"algo": algo, "zero_stage": stage, "ranks": number, "noise": apart, "batch": batch, **found}
 
 
 def _run(job: Job, model: str, stage: int, ranks: int, noise: bool, folder: Path) -> dict[str, Any]:
@@ -113,10 +115,11 @@ def compare(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             line |= {name: round(ours[key] / theirs[key], 3) for name, key in (
                 ("update", "speed/trained_tokens_per_s"), ("rollout", "speed/generated_tokens_per_s"))
                 if key in ours and key in theirs}
-            apart = _apart(first["steps"], one["steps"])
-            line["loss_apart"] = max(value for name, value in apart.items() if name.startswith("loss/"))
-            line["most_apart"] = max(apart.items(), key=lambda item: item[1])
-            line["apart"] = apart
+            if one["batch"] == first["batch"]:
+                apart = _apart(first["steps"], one["steps"])
+                line["loss_apart"] = max(value for name, value in apart.items() if name.startswith("loss/"))
+                line["most_apart"] = max(apart.items(), key=lambda item: item[1])
+                line["apart"] = apart
         found.append(line)
     return found
 
@@ -134,16 +137,17 @@ def _apart(one: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]])
 
 def table(compared: Sequence[Mapping[str, Any]]) -> str:
     """For people: of the first run of each job what it took, of the others also how they differ from it."""
-    lines = [HEAD]
+    lines: list[Sequence[str]] = [HEAD]
     for one in compared:
-        name = f"{one['ranks']}{' noise' if one['noise'] else ''}"
-        row = [one["algo"], str(one["zero_stage"]), name]
+        row = [one["algo"], str(one["zero_stage"]), f"{one['ranks']}{' noise' if one['noise'] else ''}"]
         if "failed" in one:
-            lines.append((*row, "failed: " + " ".join(one["failed"])))  # type: ignore[arg-type]
+            lines.append([*row, "failed: " + " ".join(one["failed"])])
             continue
-        lines.append((*row, f"{one['step_s']:.3f}", *(f"{one[key]:.2f} x" if key in one else "" for key in (  # type: ignore[arg-type]
-            "update", "rollout")), f"{one['memory_gib']:.2f}", *((f"{one['loss_apart']:.1e}",
-            f"{one['most_apart'][1]:.1e} ({one['most_apart'][0]})") if "apart" in one else ("", ""))))
+        row += [f"{one['step_s']:.3f}", *(f"{one[key]:.2f} x" if key in one else "" for key in ("update", "rollout"))]
+        row.append(f"{one['memory_gib']:.2f}")
+        if "apart" in one:
+            row += [f"{one['loss_apart']:.1e}", f"{one['most_apart'][1]:.1e} ({one['most_apart'][0]})"]
+        lines.append(row)
     return "\n".join("  ".join(f"{cell:<10}" for cell in line).rstrip() for line in lines)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 import rlx
 from rlx.memory import GIB, Load, Role, Shape, checkpoint_bytes, estimate, lora_weights, shape_of
 from rlx.spec import EngineSpec
+
+from ..engine.ranks import run_ranks
 
 SMALL = Shape(134_515_008, 30, 576, 1536, 49_152, 9, 3, 64)
 """SmolLM2-135M."""
@@ -66,6 +69,37 @@ def test_the_estimate_is_what_is_alive_in_a_small_run(tmp_path, monkeypatch, nam
     with sdpa_kernel(SDPBackend.MATH if plain else SDPBackend.FLASH_ATTENTION):
         found = compare(spec, 2)
     assert 0.93 < found["ratio"] < 1.15, found
+
+
+OF_RANKS = """
+import json, sys
+from torch.nn.attention import SDPBackend, sdpa_kernel
+import rlx.memory, rlx.models.logprobs
+from benchmarks.memory import compare
+
+rlx.models.logprobs.CHUNK_ELEMENTS, rlx.memory.LOGITS = {"cpu": 1 << 16}, 1 << 16
+for spec in json.loads(sys.argv[1]):
+    with sdpa_kernel(SDPBackend.MATH if spec["engine"]["dtype"] == "float32" else SDPBackend.FLASH_ATTENTION):
+        print(json.dumps(compare(spec, 2)))
+"""
+
+
+@pytest.mark.full
+def test_the_estimate_is_what_is_alive_on_each_of_two_ranks(tmp_path, monkeypatch):
+    """Weights split and gathered, gradients reduced in buckets: nearly all is weights."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    monkeypatch.syspath_prepend(Path(__file__).parents[2])
+    from benchmarks.memory import spec_of
+
+    specs = []
+    for stage in (1, 2, 3):
+        for dtype in ("bfloat16", "float32"):
+            spec = spec_of("sft", tiny_model(tmp_path / "model"), tmp_path, 16, 6, 0, 2)
+            specs.append({**spec, "train": {**spec["train"], **SHORT}, "engine": {"zero_stage": stage, "dtype": dtype}})
+    for said in run_ranks(2, "-c", OF_RANKS, json.dumps(specs), timeout=900):
+        found = [json.loads(line)["ratio"] for line in said.splitlines() if line.startswith("{")]
+        assert len(found) == len(specs)
+        assert all(0.9 < ratio < 1.15 for ratio in found), found
 
 
 def ppo(shape: Shape) -> list[Role]:
