@@ -123,8 +123,7 @@ def saved_spec(plan: Plan) -> Tree:
 def facts(plan: Plan, inputs: Inputs) -> dict[str, object]:
     """What must be the same on every machine of a run, or their numbers would mean different things."""
     spec = {f"'{k}'": v for k, v in _flat(plan.spec.model_dump(mode="json")).items() if k not in _OF_A_MACHINE}
-    data = {f"the {what} data": f"{len(part)} rows, {part.key}" for what, part in (
-        ("training", inputs.train), ("held-out", inputs.held_out)) if part}
+    data = {"the data": [f"{len(part)} rows, {part.key}" for part in (inputs.train, inputs.held_out) if part]}
     model = {f"'{Path(name).name}' of the model": size for name, size, _ in model_files(plan.spec.model.path)}
     return {**spec, **data, **model, **{f"the version of {name}": version for name, version in versions().items()}}
 

@@ -55,7 +55,7 @@ SAME = "give every machine the same settings, files and versions"
 @pytest.mark.parametrize(("what", "said"), [
     ("folder", r"'runs/run' is the run's folder: True on rank 0, False on ranks \[1\]; set run.dir to a folder "
                "that all machines share"),
-    pytest.param("data", rf"the training data: '3 rows, \w+\[None\]' on rank 0, '4 rows, \w+\[None\]' on ranks "
+    pytest.param("data", rf"the data: \['3 rows, \w+\[None\]'\] on rank 0, \['4 rows, \w+\[None\]'\] on ranks "
                          rf"\[1\]; {SAME}", marks=pytest.mark.full),
     pytest.param("setting", rf"'train.batch_size': 3 on rank 0, 4 on ranks \[1\]; {SAME}", marks=pytest.mark.full),
 ])

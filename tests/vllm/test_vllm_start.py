@@ -67,9 +67,9 @@ def test_a_rank_that_reaches_no_server_says_what_to_do():
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("stage", [1, 3])
-def test_two_ranks_share_a_server_and_train_what_one_does(tmp_path, stage):
-    """In float32 every backend writes the same completions, so a run must be that of HF generate on one rank."""
+@pytest.mark.parametrize(("rollout", "stage"), [("vllm", 1), ("vllm_server", 1), ("vllm_server", 3)])
+def test_two_ranks_train_what_one_does(tmp_path, rollout, stage):
+    """An engine in each, or a server of both. In float32 every backend writes what HF generate does on one rank."""
     def train(name: str, *more: str) -> Path:
         done = subprocess.run(
             [sys.executable, "-m", "rlx", "train", "--algo", "grpo", "--reward", "polite_length", "--steps", "2",
@@ -81,8 +81,8 @@ def test_two_ranks_share_a_server_and_train_what_one_does(tmp_path, stage):
         return tmp_path / name
 
     one = train("one", "--rollout", "hf")
-    two = train("two", "--rollout", "vllm_server", "--gpus", "2", "--set", f"rollout.options.port={free_port()}",
-                "--set", f"engine.zero_stage={stage}")
+    port = ["--set", f"rollout.options.port={free_port()}"] if rollout == "vllm_server" else []
+    two = train("two", "--rollout", rollout, "--gpus", "2", "--set", f"engine.zero_stage={stage}", *port)
     kept = ("reward/", "length/", "loss/", "grad_norm/", "kl/")
     for a, b in zip(metrics_of(one), metrics_of(two), strict=True):
         assert {k: v for k, v in b.items() if k.startswith(kept)} == pytest.approx(
