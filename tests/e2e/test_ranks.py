@@ -17,8 +17,8 @@ from ..engine.ranks import run_ranks
 from .conftest import metrics_of
 
 PPO = ["--algo", "ppo", "--reward", "polite_length", "--set", "rollout.max_completion=12", "--set", "data.eval=4"]
-SMALL = ["--set", "train.batch_size=7", "--set", "train.minibatches=2", "--set", "run.save_every=1",
-         "--set", "run.keep=9"]
+SMALL = ["--set", "engine.dtype=float32", "--set", "train.batch_size=7", "--set", "train.minibatches=2", "--set",
+         "run.save_every=1", "--set", "run.keep=9"]
 FAILING = '''
 import os, signal, time
 from rlx_sdk import reward
