@@ -227,16 +227,22 @@ def scaling(model: Annotated[str, typer.Option(help="HF folder; of a shape its t
     from benchmarks.speed import Job
 
     job = Job("", shape, batch, tokens, group, steps, rollout, settings=json.loads(settings))
-    runs = json.loads(out.read_text(encoding="utf-8"))["runs"] if out is not None and out.is_file() else []
+    given = {"model": model, "grow": grow, **vars(job)}
+    known: dict[str, Any] = {"job": given, "runs": []}
+    if out is not None and out.is_file():
+        known = json.loads(out.read_text(encoding="utf-8"))
+    if known["job"] != given:
+        raise typer.BadParameter(f"'{out}' has runs of another job: {known['job']}; name another file")
+    runs = known["runs"]
     with tempfile.TemporaryDirectory() as folder:
         where = model_of(shape, model or str(QUICK / "rlx-tiny"), out.absolute().parent if out else Path(folder))
         for one in measure(job, where, algos.split(","), [int(stage) for stage in stages.split(",")],
                            [int(number) for number in ranks.split(",")], noise, grow, runs):
             runs.append(one)
-            typer.echo(table(compare(runs)[-1:]).splitlines()[-1])
+            figures = {"job": given, "versions": _versions(), "compared": compare(runs), "runs": runs}
             if out is not None:
-                figures = {"job": vars(job), "versions": _versions(), "compared": compare(runs), "runs": runs}
                 out.write_text(json.dumps(figures, indent=1), encoding="utf-8")
+            typer.echo(table(compare(runs)[-1:]).splitlines()[-1])
     typer.echo(table(compare(runs)))
 
 
