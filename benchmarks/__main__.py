@@ -3,6 +3,7 @@
 ``memory`` sets the estimate of `rlx check` beside the measured peak; ``determinism`` compares two runs bit for bit.
 
 ``dpo --peer trl`` and ``grpo --peer trl`` set rlx beside TRL on one job.
+``scaling`` runs one job on one rank and on several, by ZeRO stage; ``paper`` calculates what larger machines would do.
 ``rewards`` measures listing plugins, rules and services, ``data`` the preparation of files.
 """
 
@@ -202,6 +203,56 @@ def speed(algo: Annotated[str, typer.Argument(help="ppo, grpo, dpo or sft.")],
     typer.echo(json.dumps(found, indent=1))
     if out is not None:
         out.write_text(json.dumps(found, indent=1), encoding="utf-8")
+
+
+@app.command()
+def scaling(model: Annotated[str, typer.Option(help="HF folder; of a shape its tokenizer. Default: the bundled.")] = "",
+            shape: Annotated[str, typer.Option(help="Random weights: llama_6m, half_b, 7b_half or 7b.")] = "",
+            algos: Annotated[str, typer.Option(help="Names, with commas.")] = "sft,dpo,grpo,ppo",
+            stages: Annotated[str, typer.Option(help="ZeRO stages, with commas.")] = "1,2,3",
+            ranks: Annotated[str, typer.Option(help="Numbers of ranks; others stand beside the first.")] = "1,2",
+            batch: Annotated[int, typer.Option(help="Prompts, pairs or rows a step.")] = 32,
+            tokens: Annotated[int, typer.Option(help="New ones a completion, or of an answer.")] = 64,
+            group: Annotated[int, typer.Option(help="Completions a prompt.")] = 2,
+            rollout: Annotated[str, typer.Option(help="hf, vllm or vllm_server.")] = "hf", steps: Steps = 3,
+            noise: Annotated[bool, typer.Option(help="Also the first again, in passes of half the tokens.")] = False,
+            grow: Annotated[bool, typer.Option(help="The batch times the ranks: for speed; no numbers.")] = False,
+            settings: Annotated[str, typer.Option(help="Of the spec, as JSON by dotted name.")] = "{}",
+            out: Annotated[Path | None, typer.Option(
+                "--json", help="Also write them here, after each run; runs that are in it are not made again.")] = None,
+            ) -> None:
+    """One job on one rank and on several, by ZeRO stage: the same numbers, how much faster, how much memory."""
+    from benchmarks.peers import QUICK
+    from benchmarks.scaling import compare, measure, model_of, table
+    from benchmarks.speed import Job
+
+    job = Job("", shape, batch, tokens, group, steps, rollout, settings=json.loads(settings))
+    given = {"model": model, "grow": grow, **vars(job)}
+    known: dict[str, Any] = {"job": given, "runs": []}
+    if out is not None and out.is_file():
+        known = json.loads(out.read_text(encoding="utf-8"))
+    if known["job"] != given:
+        raise typer.BadParameter(f"'{out}' has runs of another job: {known['job']}; name another file")
+    runs = known["runs"]
+    with tempfile.TemporaryDirectory() as folder:
+        where = model_of(shape, model or str(QUICK / "rlx-tiny"), out.absolute().parent if out else Path(folder))
+        for one in measure(job, where, algos.split(","), [int(stage) for stage in stages.split(",")],
+                           [int(number) for number in ranks.split(",")], noise, grow, runs):
+            runs.append(one)
+            figures = {"job": given, "versions": _versions(), "compared": compare(runs), "runs": runs}
+            if out is not None:
+                out.write_text(json.dumps(figures, indent=1), encoding="utf-8")
+            typer.echo(table(compare(runs)[-1:]).splitlines()[-1])
+    typer.echo(table(compare(runs)))
+
+
+@app.command()
+def paper(shape: Annotated[str, typer.Option(help="0.5B or 7B.")] = "7B") -> None:
+    """Memory and seconds of steps on 1 to 32 H200s, calculated: nothing runs."""
+    from benchmarks.paper import SHAPES, table
+
+    for one in table(SHAPES[shape]):
+        typer.echo("| " + " | ".join(str(value) for value in one.values()) + " |")
 
 
 @app.command()

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.engine import WORDS, Silent
+from benchmarks.engine import QWEN_7B, WORDS, Silent
 from benchmarks.rollouts import QWEN_HALF_B
 from rlx.build import build
 from rlx.inputs import read_inputs
@@ -79,9 +79,11 @@ def write_model(folder: Path, shape: str, tokenizer_of: str) -> str:
     if shape == "llama_6m":
         model: Any = LlamaForCausalLM(LlamaConfig(**LLAMA_6M, vocab_size=len(tokenizer), bos_token_id=None))
     else:
-        given = {"half_b": QWEN_HALF_B, "7b_half": QWEN_7B_HALF}[shape]
+        given = {"half_b": QWEN_HALF_B, "7b_half": QWEN_7B_HALF, "7b": QWEN_7B}[shape]
+        torch.set_default_dtype(torch.bfloat16)  # 7B in float32 would take 30 GB for a moment
         with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
-            model = Qwen2ForCausalLM(Qwen2Config(**given)).to(torch.bfloat16)
+            model = Qwen2ForCausalLM(Qwen2Config(**given))
+        torch.set_default_dtype(torch.float32)
     model.config.pad_token_id = model.generation_config.pad_token_id = tokenizer.pad_token_id
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -154,14 +156,13 @@ class Recorder(Silent):
         self.watch.begin("generate" if name in ("rollout", "sync", "reward") else "train")
 
 
-def rlx_side(job: Job, model: str, folder: Path) -> dict[str, Any]:
-    """Steps of rlx."""
-    watch, steps = Watch(), job.steps + 2
+def spec_of(job: Job, model: str, folder: Path) -> dict[str, Any]:
+    """The job as rlx takes it; its rows lie in the folder."""
     sampled = job.algo in ("ppo", "grpo")
     spec: dict[str, Any] = {
         "algo": {"name": job.algo}, "model": {"path": model},
         "data": {"path": str(folder / "rows.jsonl"), "cache": str(folder / "cache")},
-        "run": {"dir": str(folder)}, "train": {"steps": steps, "batch_size": job.batch}}
+        "run": {"dir": str(folder)}, "train": {"steps": job.steps + 2, "batch_size": job.batch}}
     if sampled:
         spec["algo"]["kl"], spec["run"]["sample_every"] = {"coef": 0.04}, None
         spec["rewards"] = [{"name": "polite_length"}]
@@ -172,7 +173,13 @@ def rlx_side(job: Job, model: str, folder: Path) -> dict[str, Any]:
         for name in way:
             part = part.setdefault(name, {})
         part[last] = value
-    plan = resolve(Registry.discover(), spec)
+    return spec
+
+
+def rlx_side(job: Job, model: str, folder: Path) -> dict[str, Any]:
+    """Steps of rlx."""
+    watch, steps = Watch(), job.steps + 2
+    plan = resolve(Registry.discover(), spec_of(job, model, folder))
     trainer = build(plan, read_inputs(plan), start_distributed(), Recorder(watch))
     trainer._sync()
     for _ in range(steps):

@@ -57,6 +57,7 @@ def build(plan: Plan, inputs: Inputs, ranks: Ranks, recorder: Recorder) -> Train
     engines: dict[Role, Engine] = {}
     for role in sorted(needs.trains):  # one is split before the next is loaded
         modules[role] = _load(plan, role, inputs, dtype, device)
+        ranks.gather(None)  # a slow disk has our patience; DeepSpeed, which sends weights now, waits ten minutes
         engines[role] = build_engine(plan, inputs, role, modules[role], dtype)
     handles: dict[Role, Any] = {role: make(engine, in_step=ranks if engine.in_step else None)
                                 for role, engine in engines.items()}

@@ -6,7 +6,7 @@ import atexit
 import contextlib
 import os
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TypeVar
@@ -17,9 +17,10 @@ from torch import Tensor
 
 from rlx.launch import place_of
 from rlx.logs import silent_stderr
-from rlx_sdk import SpecError
+from rlx_sdk import RunError, SpecError
 
 T = TypeVar("T")
+WAITED = "a rank waited longer than run.stuck_after for another: raise it, or prepare long data before, by rlx check"
 GRACE = 60
 """Seconds that ranks wait for one that is at work beyond ``run.stuck_after``, whose stacks come first."""
 
@@ -52,20 +53,34 @@ class Ranks:
         return out
 
     def gather(self, value: T) -> list[T]:
-        """What every rank has, in rank order, on every rank."""
+        """What every rank has, in rank order, on every rank.
+
+        Raises:
+            RunError: another was too long at its work.
+        """
         if self.world == 1:
             return [value]
         found: list[T] = [value] * self.world
-        torch.distributed.all_gather_object(found, value)
+        try:
+            torch.distributed.all_gather_object(found, value)
+        except RuntimeError as error:
+            raise (RunError(WAITED) if "Timed out waiting" in str(error) else error) from None
         return found
 
     def first_does(self, work: Callable[[], T]) -> T:
         """Rank 0 works, all get the result."""
-        if self.world == 1:
-            return work()
-        found = [work() if self.first else None]
-        torch.distributed.broadcast_object_list(found)
-        return found[0]  # type: ignore[return-value]
+        return self.gather(work() if self.first else None)[0]  # type: ignore[return-value]
+
+    def agree(self, facts: Mapping[str, object], fix: str) -> None:
+        """The same holds on every rank.
+
+        Raises:
+            SpecError: the first fact of rank 0's that does not, where, and the fix.
+        """
+        found = self.gather(facts)
+        for name, ours in found[0].items():
+            if odd := [rank for rank, its in enumerate(found) if its.get(name) != ours]:
+                raise SpecError([f"{name}: {ours!r} on rank 0, {found[odd[0]].get(name)!r} on ranks {odd}; {fix}"])
 
     @contextlib.contextmanager
     def one_a_machine_first(self) -> Iterator[None]:

@@ -110,7 +110,7 @@ def _kept(path: Path) -> pa.Table | None:
 def _write(path: Path, batches: Iterator[pa.RecordBatch], ranks: Ranks) -> None:
     """Aside, then renamed, by one rank of each machine; the others help to compute."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_suffix(f".{os.getpid()}")
+    aside = path.with_suffix(f".{os.urandom(8).hex()}")  # machines that share a disk may number processes alike
     with pa.MockOutputStream() if ranks.local_rank else pa.OSFile(str(aside), "wb") as sink:
         with pa.ipc.new_file(sink, _SCHEMA) as writer:
             for batch in batches:

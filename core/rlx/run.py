@@ -19,6 +19,7 @@ from rlx_sdk import RunError, RunStopped, SpecError
 # Threads that wait spin for a moment, then sleep: spinning on, as is the default, they starve each other when anything
 # else runs on the machine; sleeping at once costs a tenth of the speed when nothing does. Read when torch is loaded.
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+SHARE = "set run.dir to a folder that all machines share"
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ def run(plan: Plan, view: View) -> Result:
     from rlx.inputs import read_inputs
     from rlx.logs import library_log
     from rlx.ranks import start_distributed
-    from rlx.runs import open_run, same_data
+    from rlx.runs import facts, open_run, same_data
     from rlx.watch import StopSignals, Watchdog
 
     with contextlib.ExitStack() as stack, deterministic(plan.spec.engine.deterministic):
@@ -61,19 +62,20 @@ def run(plan: Plan, view: View) -> Result:
         folder, checkpoint = ranks.first_does(lambda: open_run(plan, view.note))
         with library_log(None), ranks.one_a_machine_first():
             inputs = read_inputs(plan, view.progress)
+        ranks.agree(facts(plan, inputs), "give every machine the same settings, files and versions")
         view.inputs(plan, inputs)
         saved = ranks.first_does(lambda: read_state(checkpoint) if checkpoint else {})
         if checkpoint:
+            ranks.agree({f"the checkpoint '{checkpoint}' is there": checkpoint.exists()}, SHARE)
             same_data(saved["data"], inputs.train, checkpoint, plan.spec.run.resume_changed, view.note)
         ranks.first_does(lambda: _preflight(plan, inputs, ranks.world, view))
         folder = ranks.first_does(folder.make)
         ranks.first_does(lambda: stack.enter_context(folder.locked()))
-        blind = [rank for rank, sees in enumerate(ranks.gather(folder.path.is_dir())) if not sees]
-        if blind:
-            raise SpecError([f"the run folder '{folder.path}' is not seen by the ranks {blind}; set run.dir to a "
-                             "folder that all machines share"])
-        suffix = "" if ranks.first else f".{ranks.rank}"
-        stack.enter_context(library_log(folder.path / f"libraries.log{suffix}"))
+        mark = ranks.first_does(folder.mark)
+        ranks.agree({f"'{folder.path}' is the run's folder": mark.exists()}, SHARE)
+        mark.unlink(missing_ok=True)
+        log = "libraries.log" if ranks.first else f"libraries.log.{ranks.rank}"
+        stack.enter_context(library_log(folder.path / log))
         from rlx.build import build, resume
 
         recorder = _Recorder(folder, view, inputs, plan, ranks)

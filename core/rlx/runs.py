@@ -16,6 +16,8 @@ from typing import Any
 
 from rlx.checkpoint import PREFIX, complete_checkpoints, newest_intact, verify
 from rlx.data import Prepared
+from rlx.hf import model_files
+from rlx.inputs import Inputs
 from rlx.layers import Tree, absolute_paths, read_spec_file, to_yaml
 from rlx.plan import Plan
 from rlx.text import listing
@@ -70,6 +72,16 @@ class RunFolder:
             except OSError:  # a file system that knows no locks
                 pass
             yield
+
+    def mark(self) -> Path:
+        """A file in it of a name that no other has, by which others know that they see the same folder.
+
+        Raises:
+            SpecError: it cannot be written.
+        """
+        with _writing(self.path):
+            (mark := self.path / f".seen-{os.urandom(8).hex()}").touch()
+        return mark
 
     def start(self, plan: Plan) -> None:
         """Write down what runs: the resolved spec, and versions as comments.
@@ -143,6 +155,18 @@ def saved_spec(plan: Plan) -> Tree:
     if plan.rollout:
         tree["rollout"] |= {"options": plan.rollout.options.model_dump(mode="json"), "group_size": plan.group_size}
     return tree
+
+
+def facts(plan: Plan, inputs: Inputs) -> dict[str, object]:
+    """What must be the same on every machine of a run, or their numbers would mean different things."""
+    spec = {f"'{k}'": v for k, v in _flat(plan.spec.model_dump(mode="json")).items() if k not in _OF_A_MACHINE}
+    data = {"the data": [f"{len(part)} rows, {part.key}" for part in (inputs.train, inputs.held_out) if part]}
+    model = {f"'{Path(name).name}' of the model": size for name, size, _ in model_files(plan.spec.model.path)}
+    return {**spec, **data, **model, **{f"the version of {name}": version for name, version in versions().items()}}
+
+
+_OF_A_MACHINE = ("data.cache", "run.dir", "run.resume")
+"""Settings that may be another path on another machine; whether they mean the same is seen otherwise."""
 
 
 def load_saved_spec(run: Path) -> Tree:

@@ -40,7 +40,8 @@ class VLLMServerOptions(Config):
     urls: tuple[str, ...] = ()
     """Running servers, each started by ``python -m rlx_plugins.vllm_serve`` on one GPU; default: rlx starts some."""
     gpus: tuple[int, ...] = ()
-    """GPUs of this machine to start a server on each; the trainer must not use them. Without a GPU one is started."""
+    """GPUs to start a server on each, as the trainer counts those it sees; it trains on the first, name others. Without
+    a GPU one is started."""
     port: int = Field(8765, ge=1024, lt=65_000)
     """Of the first server that rlx starts; the others have the next ones."""
     gpu_memory_utilization: float | None = Field(None, gt=0, le=1)

@@ -2,125 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
-import copy
-import os
-import signal
-import socket
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Any
-from urllib.parse import urlsplit
 
-import httpx
 import torch
 from torch import Tensor
 
-from rlx.models import plain_model, plain_weights
+from rlx.models import plain_weights
 from rlx_plugins.options import VLLMServerOptions
-from rlx_plugins.seeds import spread_seed
-from rlx_plugins.vllm_serve import PARENT
+from rlx_plugins.vllm_client import HEARTBEAT, IN_FLIGHT, Server, Unreachable
+from rlx_plugins.vllm_start import start_servers
 from rlx_plugins.vllm_weights import Holding, Sums, prove
-from rlx_plugins.vllm_worker import Channel
-from rlx_sdk import Fingerprint, Generation, InputError, ModelError, Request, RolloutContext, TrainingError
-
-HEARTBEAT = 5.0
-"""Seconds in which a server that is asked must answer, and between looks at one that is sampling."""
-IN_FLIGHT = 256
-"""Requests under way, of one rank; the servers queue and batch them."""
-
-
-class Unreachable(Exception):
-    """A server that does not answer, or no longer."""
-
-
-class Server:
-    """One server: its address, and the process if rlx started it."""
-
-    def __init__(self, url: str, process: subprocess.Popen[bytes] | None = None, log: Path | None = None) -> None:
-        """Connect nothing yet."""
-        self.url, self.process, self.log = url.rstrip("/"), process, log
-        self.channel: Channel | None = None
-        self.max_length = 0
-        limits = httpx.Limits(max_connections=IN_FLIGHT, max_keepalive_connections=IN_FLIGHT)
-        self._http = httpx.Client(base_url=self.url, timeout=HEARTBEAT, limits=limits, trust_env=False,
-                                  transport=httpx.HTTPTransport(retries=2, limits=limits))
-
-    def post(self, path: str, body: Any, seconds: float | None) -> Any:
-        """The answer to a call.
-
-        Raises:
-            Unreachable: there is none within the time.
-            InputError: the server refuses the call.
-            TrainingError: it failed at it.
-        """
-        try:
-            answer = self._http.post(path, json=body, timeout=httpx.Timeout(seconds, connect=HEARTBEAT))
-        except httpx.HTTPError as error:
-            raise Unreachable(f"{type(error).__name__}: {error}".rstrip(": ")) from error
-        if answer.is_error:
-            kind = InputError if answer.is_client_error else TrainingError
-            raise kind(f"vllm_server {self.url} answers {path} with {answer.status_code}: {answer.text[:500]}")
-        return answer.json()
-
-    def call(self, method: str, within: float, **arguments: Any) -> dict[str, Any]:
-        """Call a function of `rlx_plugins.vllm_worker.RlxWorker`."""
-        body = {"method": method, "kwargs": arguments, "timeout": within}
-        results = self.post("/collective_rpc", body, within)["results"]
-        if len(results) != 1:
-            raise InputError(f"vllm_server {self.url} splits its model over {len(results)} GPUs; rlx updates servers "
-                             "of one GPU each: start several")
-        found: dict[str, Any] = results[0]
-        return found
-
-    def alive(self) -> bool:
-        """Whether it answers."""
-        try:
-            return self._http.get("/health").is_success
-        except httpx.HTTPError:
-            return False
-
-    def holds(self, version: int) -> bool:
-        """Whether it answers and has the weights of that version."""
-        try:
-            return bool(self.call("rlx_version", HEARTBEAT)["version"] == version)
-        except (Unreachable, TrainingError):
-            return False
-
-    def ended(self) -> str | None:
-        """How a process of rlx's own ended, with the end of its log."""
-        if self.process is None or self.log is None:
-            return None
-        try:
-            self.process.wait(1.0)  # its connections close a moment before it is gone
-        except subprocess.TimeoutExpired:
-            return None
-        self._end_children()
-        last = self.log.read_text(errors="replace").strip().splitlines()[-15:]
-        return f"its process ended with exit code {self.process.returncode}:\n" + "\n".join(last)
-
-    def close(self) -> None:
-        """End it, if rlx started it."""
-        self._http.close()
-        self.channel = None
-        if self.process is not None and self.process.poll() is None:
-            self.process.terminate()
-            try:
-                self.process.wait(20)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-        self._end_children()
-
-    def _end_children(self) -> None:
-        """A server that was killed leaves its engine behind, with the GPU's memory."""
-        if self.process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)
+from rlx_sdk import Fingerprint, Generation, InputError, Request, RolloutContext, TrainingError
 
 
 class VLLMServerRollout:
@@ -139,7 +36,8 @@ class VLLMServerRollout:
                                      distributed and torch.distributed.get_world_size() > 1)
         self._names = set(plain_weights(context.policy))
         self._folder = tempfile.TemporaryDirectory(prefix="rlx-vllm-")
-        self._servers = [Server(url) for url in options.urls] or self._start()
+        self._servers = [Server(url) for url in options.urls] or start_servers(
+            options, context, Path(self._folder.name), self._rank == 0)
         self._ready: list[Server] = []
         self._version = -1
 
@@ -156,7 +54,7 @@ class VLLMServerRollout:
                     raise TrainingError("vllm_server: no server is left: " + "; ".join(self._state(s)
                                                                                       for s in self._servers))
                 server = self._ready[i % len(self._ready)]
-                running[pool.submit(self._complete, server, requests[i])] = (i, server)
+                running[pool.submit(server.complete, requests[i], self._stops, self._version)] = (i, server)
 
             try:
                 for i in range(len(requests)):
@@ -191,13 +89,18 @@ class VLLMServerRollout:
         self._version = version
         found: list[Fingerprint | None] = [None]
         if self._rank == 0:
+            self._await_servers()
+        if self._several:  # before a weight is gathered, for which DeepSpeed waits ten minutes at the most
+            torch.distributed.broadcast_object_list([None])
+        if self._rank == 0:
             found = [self._send(weights, version)]
         else:
             for _ in weights:  # gathering them takes every rank
                 pass
         if self._several:
             torch.distributed.broadcast_object_list(found)
-            self._ready = [server for server in self._servers if server.alive()] if self._rank else self._ready
+        if self._rank:
+            self._ready = self._reached()
         assert found[0] is not None
         return found[0]
 
@@ -211,12 +114,11 @@ class VLLMServerRollout:
         self._folder.cleanup()
 
     def _send(self, weights: Iterator[tuple[str, Tensor]], version: int) -> Fingerprint:
-        self._await_servers()
-        sent, started = Sums(), [self._connected(server) for server in self._ready]
+        sent, timeout = Sums(), self._options.timeout
+        started = [server.connected(self._backend, self._context.dtype, timeout) for server in self._ready]
         dtype, device = getattr(torch, self._context.dtype), self._context.device
         with ThreadPoolExecutor(len(self._ready)) as pool:
-            updates = [pool.submit(server.call, "rlx_update", self._options.timeout, version=version)
-                       for server in self._ready]
+            updates = [pool.submit(server.call, "rlx_update", timeout, version=version) for server in self._ready]
             try:
                 for name, weight in weights:
                     mine = weight.detach().to(device if self._backend == "nccl" else "cpu", dtype)
@@ -233,7 +135,7 @@ class VLLMServerRollout:
                 raise TrainingError(f"vllm_server: the weights could not be sent: {(failed or [error])[0]}") from error
         holding = sent.holding()
         for server, answer in zip(self._ready, answers, strict=True):
-            forgotten = server.post("/reset_prefix_cache", {}, self._options.timeout)
+            forgotten = server.post("/reset_prefix_cache", {}, timeout)
             proven = prove(f"vllm_server {server.url}", self._names, holding, Holding(**answer["held"]),
                            set(answer["loaded"]), forgotten.get("success", True) is True)
         return proven
@@ -260,36 +162,15 @@ class VLLMServerRollout:
                                     f"{self._options.start_timeout:.0f} s: " + ", ".join(s.url for s in missing)))
             time.sleep(0.5)
 
-    def _connected(self, server: Server) -> Channel:
-        """The way to a server; a new one where it has lost the old one, as after a restart."""
-        if server.channel is not None and server.call("rlx_version", HEARTBEAT)["version"] >= 0:
-            return server.channel
-        host, timeout = _own_address(server.url), self._options.timeout
-        channel = Channel(host, 0, 0, self._backend, timeout)
-        about = server.call("rlx_connect", timeout, host=host, port=channel.store.port, backend=self._backend,
-                            seconds=timeout)
-        if about["refusal"]:
-            raise ModelError(f"vllm {about['refusal']}. Use --rollout hf.")
-        for what, is_, wanted in (("logprobs_mode", about["logprobs_mode"], "processed_logprobs"),
-                                  ("dtype", about["dtype"], self._context.dtype)):
-            if is_ != wanted:
-                raise InputError(f"vllm_server {server.url} runs with {what} = {is_}, and the policy needs {wanted}: "
-                                 f"start it by python -m rlx_plugins.vllm_serve … --{what.replace('_', '-')} {wanted}")
-        server.channel, server.max_length = channel, about["max_length"]
-        return channel
-
-    def _complete(self, server: Server, request: Request) -> list[Generation]:
-        sampling = request.sampling
-        body = {"model": "rlx", "prompt": list(request.tokens), "n": request.n if sampling.temperature else 1,
-                "seed": spread_seed(request.seed), "temperature": sampling.temperature, "top_p": sampling.top_p,
-                "top_k": sampling.top_k or 0, "max_tokens": sampling.max_tokens, "logprobs": 0,
-                "return_token_ids": True, "return_tokens_as_token_ids": True, "stop_token_ids": self._stops,
-                "ignore_eos": True, "skip_special_tokens": False}
-        answer = server.post("/v1/completions", body, None)
-        drawn = [Generation(choice["token_ids"], choice["logprobs"]["token_logprobs"],
-                            "stop" if choice["finish_reason"] == "stop" else "length", self._version)
-                 for choice in sorted(answer["choices"], key=lambda c: c["index"])]
-        return drawn * (request.n // len(drawn))
+    def _reached(self) -> list[Server]:
+        """The servers that this rank, which sends no weights, can ask."""
+        found = [server for server in self._servers if server.alive()]
+        if not found:
+            raise InputError(f"vllm_server: rank {self._rank} reaches no server at "
+                             f"{', '.join(server.url for server in self._servers)}, and rank 0 does. Of several "
+                             "machines, start the servers yourself (python -m rlx_plugins.vllm_serve --host ADDRESS …) "
+                             "and name them by addresses that all machines reach (rollout.options.urls)")
+        return found
 
     def _refuse(self, request: Request) -> None:
         length = min([self._context.max_length, *(s.max_length for s in self._ready if s.max_length)])
@@ -317,51 +198,3 @@ class VLLMServerRollout:
 
     def _say(self, text: str) -> None:
         print(f"vllm_server: {text}", file=sys.stderr)
-
-    def _start(self) -> list[Server]:
-        """A server a GPU of ``options.gpus``, or one on this machine's CPU."""
-        gpus: list[int | None] = [*self._options.gpus] or [None]
-        if None in gpus and self._context.device != "cpu":
-            raise InputError("vllm_server: name running servers (rollout.options.urls), or the GPUs to start some on "
-                             "(rollout.options.gpus)")
-        servers = [f"http://127.0.0.1:{self._options.port + i}" for i in range(len(gpus))]
-        if self._rank:
-            return [Server(url) for url in servers]
-        config = copy.deepcopy(plain_model(self._context.policy).config)
-        config.architectures = [type(plain_model(self._context.policy)).__name__]
-        config.save_pretrained(self._folder.name)
-        return [self._started(url, gpu) for url, gpu in zip(servers, gpus, strict=True)]
-
-    def _started(self, url: str, gpu: int | None) -> Server:
-        port = urlsplit(url).port
-        with contextlib.closing(socket.socket()) as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                raise InputError(f"vllm_server: something listens at {url} already; name it with rollout.options.urls, "
-                                 "or choose another rollout.options.port")
-        log = Path(self._folder.name) / f"server-{port}.log"
-        options, memory = [], self._options.gpu_memory_utilization
-        if memory is not None:
-            options += ["--gpu-memory-utilization", str(memory)]
-        if self._options.enforce_eager or gpu is None:
-            options += ["--enforce-eager"]
-        command = [sys.executable, "-m", "rlx_plugins.vllm_serve", "--model", self._folder.name, "--port", str(port),
-                   "--dtype", self._context.dtype, "--max-model-len", str(self._context.max_length), *options]
-        own = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHER)}
-        visible = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": str(gpu)}
-        with log.open("wb") as stream:
-            process = subprocess.Popen(command, stdout=stream, stderr=stream, stdin=subprocess.DEVNULL,
-                                       start_new_session=True, env={**own, **visible, PARENT: str(os.getpid())})
-        return Server(url, process, log)
-
-
-_LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_", "OMP_NUM_THREADS")
-"""What a launcher tells the trainer's processes: not for others."""
-
-
-def _own_address(url: str) -> str:
-    """The address of this machine under which a server can reach it."""
-    host = urlsplit(url).hostname or "127.0.0.1"
-    with contextlib.closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as probe:
-        probe.connect((host, 9))  # sends nothing
-        address: str = probe.getsockname()[0]
-        return address

@@ -101,10 +101,22 @@ def test_another_process_may_have_been_faster(cache):
 
     def batches():
         cached_table(cache / "x.arrow", lambda: (schema, iter([pa.record_batch([pa.array([1])], schema=schema)])))
+        read.update(state_of(cache))
         yield pa.record_batch([pa.array([1])], schema=schema)
 
+    read = {}
     assert cached_table(cache / "x.arrow", lambda: (schema, batches())).to_pylist() == [{"a": 1}]
-    assert len(list(cache.iterdir())) == 1
+    assert list(state_of(cache)) == ["x.arrow"]
+    assert state_of(cache)["x.arrow"] == read["x.arrow"], "what it reads on another machine is not replaced"
+
+
+def test_a_disk_without_links_will_do(file, cache, monkeypatch):
+    def refuse(*_):
+        raise PermissionError("no links here")
+
+    monkeypatch.setattr(os, "link", refuse)
+    assert len(open_rows(str(file), cache)) == 2
+    assert len(state_of(cache)) == 1
 
 
 def test_a_folder_that_cannot_be_written_is_named(file, tmp_path):

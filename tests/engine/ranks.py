@@ -8,12 +8,18 @@ import subprocess
 import sys
 
 
-def run_ranks(world: int, *arguments: str, timeout: float = 600) -> list[str]:
-    """Run a Python program on each of ``world`` ranks; their outputs. All must end well, within so many seconds."""
+def free_port() -> int:
+    """One that nobody listens at now."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    place = {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        port: int = free.getsockname()[1]
+        return port
+
+
+def run_ranks(world: int, *arguments: str, timeout: float = 600) -> list[str]:
+    """Run a Python program on each of ``world`` ranks; their outputs. All must end well, within so many seconds."""
+    place = {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1",
+             "MASTER_PORT": str(free_port())}
     ranks = [subprocess.Popen([sys.executable, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                               env={**os.environ, **place, "RANK": str(rank), "LOCAL_RANK": str(rank)})
              for rank in range(world)]

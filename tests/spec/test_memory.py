@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 import rlx
 from rlx.memory import GIB, Load, Role, Shape, checkpoint_bytes, estimate, lora_weights, shape_of
 from rlx.spec import EngineSpec
+
+from ..engine.ranks import run_ranks
 
 SMALL = Shape(134_515_008, 30, 576, 1536, 49_152, 9, 3, 64)
 """SmolLM2-135M."""
@@ -66,6 +69,35 @@ def test_the_estimate_is_what_is_alive_in_a_small_run(tmp_path, monkeypatch, nam
     with sdpa_kernel(SDPBackend.MATH if plain else SDPBackend.FLASH_ATTENTION):
         found = compare(spec, 2)
     assert 0.93 < found["ratio"] < 1.15, found
+
+
+OF_A_RANK = """
+import json, sys
+from torch.nn.attention import SDPBackend, sdpa_kernel
+import rlx.memory, rlx.models.logprobs
+from benchmarks.memory import compare
+
+rlx.models.logprobs.CHUNK_ELEMENTS, rlx.memory.LOGITS = {"cpu": 1 << 16}, 1 << 16
+spec = json.loads(sys.argv[1])
+with sdpa_kernel(SDPBackend.MATH if spec["engine"]["dtype"] == "float32" else SDPBackend.FLASH_ATTENTION):
+    print(json.dumps(compare(spec, 2)))
+"""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_the_estimate_is_what_is_alive_on_each_of_two_ranks(tmp_path, monkeypatch, stage, dtype):
+    """Weights split and gathered, gradients reduced in buckets: nearly all is weights."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    monkeypatch.syspath_prepend(Path(__file__).parents[2])
+    from benchmarks.memory import spec_of
+
+    spec = spec_of("sft", tiny_model(tmp_path / "model"), tmp_path, 16, 6, 0, 2)
+    spec |= {"train": {**spec["train"], **SHORT}, "engine": {"zero_stage": stage, "dtype": dtype}}
+    for said in run_ranks(2, "-c", OF_A_RANK, json.dumps(spec)):
+        [found] = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
+        assert 0.9 < found["ratio"] < 1.2, found
 
 
 def ppo(shape: Shape) -> list[Role]:

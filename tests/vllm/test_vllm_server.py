@@ -6,8 +6,8 @@ import contextlib
 import importlib.util
 import os
 import signal
-import socket
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -18,11 +18,14 @@ from rlx.batching import pad_sequences
 from rlx.models import CausalLM
 from rlx_sdk import InputError, Request, RolloutContext, Sampling, TrainingError
 
+from ..engine.ranks import free_port
+
 if importlib.util.find_spec("vllm") is None:
     pytest.skip("vllm is not installed (.ci/install-vllm installs it for the CPU)", allow_module_level=True)
 
 from rlx_plugins.options import VLLMServerOptions
 from rlx_plugins.vllm_server import VLLMServerRollout
+from rlx_plugins.vllm_start import start_server
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # vLLM's imports warn of much
 
@@ -30,12 +33,6 @@ VOCAB, STOPS = 99, (5, 23, 41)
 LONG = tuple(7 * i % VOCAB for i in range(200))
 """Longer than a block of the KV cache, 128 tokens on a CPU: its first block is kept for the next request."""
 PROMPTS = [(1, 2, 3), (9,), LONG]
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def gone(group):
@@ -154,7 +151,7 @@ def test_a_dead_server_is_named_in_seconds_and_a_restarted_one_gets_the_weights_
         list(running)
     assert time.monotonic() - began < 20
     assert gone(server.process.pid)
-    again = pair.backend._started(server.url, None)
+    again = start_server(server.url, None, VLLMServerOptions(), pair.context, Path(pair.backend._folder.name))
     server.process, server.log = again.process, again.log
     pair.step(0.05)
     pair.sync()

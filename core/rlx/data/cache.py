@@ -29,7 +29,8 @@ def cached_table(cached: Path, make: Callable[[], Batches], progress: Progress =
                  rows: int | None = None) -> pa.Table:
     """The memory-mapped Arrow file at ``cached``, made first if it is not there or was cut off.
 
-    Written aside and renamed, so that a killed or a second process never leaves or reads half a file.
+    Written aside and renamed, so that a killed or a second process never leaves or reads half a file. One that another
+    machine has finished first stays: on a shared disk, a file that is read must not be replaced.
 
     Raises:
         DataError: the folder cannot be written.
@@ -45,13 +46,20 @@ def cached_table(cached: Path, make: Callable[[], Batches], progress: Progress =
                 with pa.ipc.new_file(stream, schema) as writer:
                     for batch in progress(batches, what, rows):
                         writer.write_batch(batch)
-            os.replace(aside, cached)
-        except BaseException:
-            os.unlink(aside)
-            raise
+            return _settle(aside, cached)
+        finally:
+            Path(aside).unlink(missing_ok=True)
     except OSError as error:
         raise DataError(f"the cache folder '{cached.parent}' cannot be written: {error.strerror}. Set data.cache to "
                         "another.") from error
+
+
+def _settle(aside: str, cached: Path) -> pa.Table:
+    with contextlib.suppress(OSError):  # there is one, or this disk knows no links
+        os.link(aside, cached)
+    with contextlib.suppress(OSError, pa.ArrowInvalid):
+        return _mapped(cached)
+    os.replace(aside, cached)
     return _mapped(cached)
 
 
