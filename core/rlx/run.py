@@ -69,11 +69,7 @@ def run(plan: Plan, view: View) -> Result:
             ranks.agree({f"the checkpoint '{checkpoint}' is there": checkpoint.exists()}, SHARE)
             same_data(saved["data"], inputs.train, checkpoint, plan.spec.run.resume_changed, view.note)
         ranks.first_does(lambda: _preflight(plan, inputs, ranks.world, view))
-        folder = ranks.first_does(folder.make)
-        ranks.first_does(lambda: stack.enter_context(folder.locked()))
-        mark = ranks.first_does(folder.mark)
-        ranks.agree({f"'{folder.path}' is the run's folder": mark.exists()}, SHARE)
-        mark.unlink(missing_ok=True)
+        folder = _own(folder, ranks, stack)
         log = "libraries.log" if ranks.first else f"libraries.log.{ranks.rank}"
         stack.enter_context(library_log(folder.path / log))
         from rlx.build import build, resume
@@ -100,6 +96,16 @@ def run(plan: Plan, view: View) -> Result:
         assert recorder.checkpoint is not None
         metrics = {name: x for name, x in {**recorder.last, **recorder.last_eval}.items() if math.isfinite(x)}
         return Result(folder.path, recorder.checkpoint, trainer.step, metrics)
+
+
+def _own(folder: Any, ranks: Any, stack: contextlib.ExitStack) -> Any:
+    """The folder made, for this run alone until its end, and the same one for all ranks."""
+    folder = ranks.first_does(folder.make)
+    ranks.first_does(lambda: stack.enter_context(folder.locked()))
+    mark = ranks.first_does(folder.mark)
+    ranks.agree({f"'{folder.path}' is the run's folder": mark.exists()}, SHARE)
+    mark.unlink(missing_ok=True)
+    return folder
 
 
 def _preflight(plan: Plan, inputs: Any, ranks: int, view: View) -> None:
