@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from rlx.data import Limits, layouts, open_rows, prepare_rows
@@ -100,6 +100,8 @@ limits_of = st.builds(Limits, st.none() | st.integers(1, 60), st.none() | st.int
 @calm
 @given(rows_of, st.sampled_from(KINDS), st.sampled_from([".jsonl", ".json", ".jsonl.gz", ".json.gz"]), st.booleans(),
        limits_of)
+@example(rows=[{"prompt": "2+2?", "system": "Be."}, {**EXAMPLES[1], "system": "Be."}], kind="rollouts", name=".jsonl",
+         ascii_only=True, limits=Limits())
 def test_objects(tokenizer, rows, kind, name, ascii_only, limits):
     whole = json.dumps(rows, ensure_ascii=ascii_only) if ".json." in f"{name}." and "jsonl" not in name else "".join(
         json.dumps(row, ensure_ascii=ascii_only) + "\n" for row in rows)
