@@ -28,7 +28,7 @@ class Forgiving:
             with contextlib.suppress(OSError):
                 return found(*args)
 
-        return tried if name in ("write", "flush", "close") else found
+        return tried if name in ("write", "writelines", "flush", "close") else found
 
 
 @contextlib.contextmanager

@@ -246,6 +246,7 @@ def test_text_that_nobody_can_read_any_more_ends_no_run():
     with library_log(Path("/dev/full")):
         print("lost")
         print("lost, too", file=sys.stderr)
+        sys.stdout.writelines(["as\n", "are these\n"])
     reader, writer = os.pipe()
     os.close(reader)
     with contextlib.suppress(BrokenPipeError), os.fdopen(writer, "w") as stream:
