@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import math
-import os
 import platform
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -31,8 +28,6 @@ class RunFolder:
         self.path = path
         self.checkpoints = path / "checkpoints"
         self.samples = path / "samples"
-        self._metrics = path / "metrics.jsonl"
-        self._unwritten: list[str] = []
 
     def make(self) -> None:
         """Make the folder; it is a run's only when `start` has written the spec.
@@ -56,34 +51,17 @@ class RunFolder:
         aside.replace(self.path / "spec.yaml")
 
     def rewind(self, step: int) -> None:
-        """Forget metrics and samples of steps after this one: a resumed run makes them again."""
-        if self._metrics.exists():
-            lines = self._metrics.read_text(encoding="utf-8").splitlines()
-            kept = [line for line in lines if _step_of(line) is not None and (_step_of(line) or 0) <= step]
-            self._metrics.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+        """Forget samples of steps after this one: a resumed run makes them again."""
         for file in self.samples.glob("*.parquet"):
             if int(file.stem.rpartition("_")[2]) > step:
                 file.unlink()
 
     def metrics(self, training: bool = True) -> list[dict[str, Any]]:
         """Lines of steps of training, or of evaluations; half a line of a killed run is passed over."""
-        text = self._metrics.read_text(encoding="utf-8") if self._metrics.is_file() else ""
+        file = self.path / "metrics.jsonl"
+        text = file.read_text(encoding="utf-8") if file.is_file() else ""
         lines = [json.loads(line) for line in text.splitlines() if _step_of(line) is not None]
         return [line for line in lines if ("time/step" in line) == training]
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Append one line; what is not a finite number is null. What cannot be written is kept for the next time."""
-        known = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
-        self._unwritten.append(json.dumps({"step": step, **known}, allow_nan=False) + "\n")
-        size = self._metrics.stat().st_size if self._metrics.exists() else 0
-        try:
-            with self._metrics.open("a", encoding="utf-8") as stream:
-                stream.writelines(self._unwritten)
-        except OSError:
-            with contextlib.suppress(OSError):
-                os.truncate(self._metrics, size)
-            raise
-        self._unwritten.clear()
 
     def log_skipped(self, step: int, role: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Which rows had a loss that was not finite, in ``skipped.jsonl``."""
