@@ -44,9 +44,10 @@ def page(kind: str, entry: Entry) -> str:
     argument = {None: "", "url": "://HOST:PORT"}.get(plugin.argument, f":{(plugin.argument or '').upper()}")
     needs = ", ".join(f"`pip install '{what}'`" for what in dict.fromkeys(plugin.requires.values()))
     used = USED[kind].format(name=entry.name, text=entry.name + argument)
+    always = getattr(plugin, "always", False)
     parts = [f"# {entry.name}", TOP,
              *(_algorithm(entry) if kind == "algorithm" else _prose(plugin.build.target, kind != "tracker")),
-             f"Use it: {used}", *([f"Needs {needs}."] if needs else []),
+             "Every run has it." if always else f"Use it: {used}", *([f"Needs {needs}."] if needs else []),
              "## Options", _table(kind, entry.call("config").model_json_schema()),
              f"Source: `plugins/{plugin.build.target.partition(':')[0].replace('.', '/')}.py`."]
     return "\n\n".join(parts) + "\n"

@@ -52,7 +52,8 @@ SEE = {
                "[vllm](rollouts/vllm.md), [vllm_server](rollouts/vllm_server.md).",
     "engine": "[engine.md](engine.md) explains them.",
     "run": "[reliability.md](reliability.md) explains saving and resuming.",
-    "trackers": "[tensorboard](trackers/tensorboard.md) and [wandb](trackers/wandb.md) come with rlx.",
+    "trackers": "[console](trackers/console.md), [jsonl](trackers/jsonl.md), [tensorboard](trackers/tensorboard.md) "
+                "and [wandb](trackers/wandb.md) come with rlx.",
 }
 
 

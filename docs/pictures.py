@@ -19,6 +19,7 @@ import unicodedata
 from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
+from unittest import mock
 
 import pandas as pd
 import yaml
@@ -29,7 +30,8 @@ from rlx.looks.compare import compare
 from rlx.looks.report import write_report
 from rlx.looks.show import print_comparison
 from rlx.runs import RunFolder
-from rlx.view import View
+from rlx_plugins.console_tracker import ConsoleTracker
+from rlx_sdk import Config, TrackerContext
 
 HERE = Path(__file__).parent
 WIDTH, SHOWN = 124, 3
@@ -40,18 +42,16 @@ CELL, LINE, THIN, THICK = 12.2, 24.4, 1.4, 3.0
 
 def live(run: Path) -> None:
     """The moment at which a run last showed its chosen prompts."""
-    folder, view = RunFolder(run), View(io.StringIO())
-    console = view._console = _terminal()
-    last = sorted((run / "samples").glob("chosen_*.parquet"))[-1]
-    step, lines = int(last.stem.rpartition("_")[2]), folder.metrics()
-    view._total, lines = len(lines), lines[:step]
-    view._began -= sum(line["time/step"] for line in lines)
-    view.resumed(folder)
-    view._trend.clear()
-    view.chosen(step, pd.read_parquet(last).to_dict("records"))
-    for line in lines:
-        view._rows.append((line["step"], line))
-        view._remember(line)
+    lines, console = RunFolder(run).metrics(), _terminal()
+    view = ConsoleTracker(Config(), TrackerContext(run.name, run, {}, steps=len(lines), terminal=console))
+    files = sorted((run / "samples").glob("chosen_*.parquet"))
+    for file in (files[0], files[-1]):
+        step = int(file.stem.rpartition("_")[2])
+        view.samples(step, pd.read_parquet(file).to_dict("records"), "chosen")
+    view._begin = lambda: mock.Mock()  # type: ignore[method-assign]
+    for line in lines[:step]:
+        view.log(line["step"], line)
+    view._began -= sum(line["time/step"] for line in lines[:step])
     console.print(view._table())
     spec = yaml.safe_load((run / "spec.yaml").read_text(encoding="utf-8"))
     rewards = " ".join(f"--reward {reward['name']}" for reward in spec["rewards"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -42,6 +43,8 @@ def library_log(path: Path | None) -> Iterator[None]:
         stack.callback(stream.close)
         handler = logging.StreamHandler(stream)
         handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
+        for theirs in _handlers_of({sys.stdout, sys.stderr}):
+            stack.callback(theirs.setStream, theirs.setStream(stream))
         stack.enter_context(contextlib.redirect_stdout(stream))
         stack.enter_context(contextlib.redirect_stderr(stream))
         stack.enter_context(warnings.catch_warnings())
@@ -55,6 +58,13 @@ def library_log(path: Path | None) -> Iterator[None]:
         for name in NOISY:
             stack.enter_context(_only(logging.getLogger(name), handler))
         yield
+
+
+def _handlers_of(streams: set[Any]) -> set[logging.StreamHandler[Any]]:
+    """Those that write there: a library, or a plugin's basicConfig, may have made them before there was a run."""
+    loggers = (logging.getLogger(), *logging.getLogger().manager.loggerDict.values())
+    return {handler for logger in loggers for handler in getattr(logger, "handlers", ())
+            if isinstance(handler, logging.StreamHandler) and vars(handler).get("stream") in streams}
 
 
 @contextlib.contextmanager

@@ -119,6 +119,7 @@ class _Resolver:
 
     def plan(self) -> Plan:
         rollout, fallback = self._rollout()
+        self._name_those_always_there()
         spec = self._validate(Spec, {"train": {}, **self.tree}, "")
         algorithm = self._choose("algorithm", lookup(self.tree, "algo.name"), self._algo_options(), "algo.")
         rewards, trackers = self._choose_all("reward", "rewards"), self._choose_all("tracker", "trackers")
@@ -167,6 +168,15 @@ class _Resolver:
             if isinstance(self.tree.get("rollout", {}), Mapping):
                 self.tree = merge(self.tree, {"rollout": {"name": name}})
         return self._choose("rollout", name, lookup(self.tree, "rollout.options"), "rollout.options."), fallback
+
+    def _name_those_always_there(self) -> None:
+        """Trackers that every run has, behind those that were named."""
+        named = self.tree.get("trackers") or []
+        if isinstance(named, list):
+            there = {str(item.get("name")).rpartition("/")[2] for item in named if isinstance(item, Mapping)}
+            more = [{"name": e.name} for e in self.registry.entries("tracker")
+                    if e.plugin.always and e.name not in there]
+            self.tree = merge(self.tree, {"trackers": [*named, *more]})
 
     def _choose_all(self, kind: Kind, section: str) -> tuple[Chosen, ...]:
         items = self.tree.get(section)

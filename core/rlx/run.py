@@ -84,10 +84,10 @@ def run(plan: Plan, view: View) -> Result:
                                  "already. Raise --steps to train on."])
             view.note(f"continuing from '{checkpoint}', step {trainer.step}")
         if ranks.first:
-            folder.rewind(trainer.step if checkpoint else -1)
+            folder.rewind(saved.get("step", -1))
             folder.start(plan)
-            stack.enter_context(recorder.begin(saved))
-        with (view.live(trainer.step, trainer.total_steps), StopSignals(ranks.first) as recorder.signals,
+            stack.enter_context(recorder.begin(saved, trainer.total_steps))
+        with (StopSignals(ranks.first) as recorder.signals,
               Watchdog(plan.spec.run.stuck_after, folder.path, ranks.rank) as recorder.watchdog,
               _naming_the_last_checkpoint(folder), _explaining_memory(recorder, plan)):
             trainer.fit()
@@ -154,7 +154,7 @@ def _stopped(trainer: Any, recorder: _Recorder, folder: Any) -> RunStopped:
 
 
 class _Recorder:
-    """Run folder, screen and trackers behind the trainer's one `Recorder`; rank 0 writes, the others hand over."""
+    """Run folder and trackers behind the trainer's one `Recorder`; rank 0 writes, the others hand over."""
 
     def __init__(self, folder: Any, view: View, inputs: Any, plan: Plan, ranks: Any) -> None:
         self._folder, self._view, self._inputs, self._plan, self._ranks = folder, view, inputs, plan, ranks
@@ -185,14 +185,13 @@ class _Recorder:
         if not self._ranks.first:
             return
         if every is not None and (step == 1 or step % every == 0):
-            self.trackers.tell("samples", step, samples)
-        self._view.step(step, metrics)
+            self._tell_samples(step, samples, "train")
         for text in self.watch.step(metrics):
             self._view.warn(text)
 
     def evaluated(self, step: int, metrics: Mapping[str, float], samples: list[dict[str, Any]]) -> None:
-        self.last_eval, samples = metrics, self._keep(step, metrics, samples, "eval")
-        self._view.evaluated(step, metrics, samples)
+        self.last_eval = metrics
+        self._tell_samples(step, self._keep(step, metrics, samples, "eval"), "eval")
 
     def _keep(self, step: int, metrics: Mapping[str, float], samples: list[dict[str, Any]],
               split: str) -> list[dict[str, Any]]:
@@ -200,22 +199,24 @@ class _Recorder:
         self._measured |= metrics
         samples = self._all(samples)
         if self._ranks.first:
-            self._write("log", step, metrics)
             self._write("write_samples", step, samples, split)
             self.trackers.tell("log", step, metrics)
         return samples
 
-    def begin(self, saved: Mapping[str, Any]) -> contextlib.AbstractContextManager[None]:
-        """Go on from what an earlier part of the run has shown; trackers follow until the end."""
-        self.watch = Watch.of(self._folder.metrics())
-        self._view.resumed(self._folder)
-        return self.trackers.follow(self._plan, self._folder.path, saved)
+    def _tell_samples(self, step: int, samples: list[dict[str, Any]], split: str) -> None:
+        if samples and self._ranks.first:
+            self.trackers.tell("samples", step, samples, split)
+
+    def begin(self, saved: Mapping[str, Any], steps: int) -> contextlib.AbstractContextManager[None]:
+        """Go on from what an earlier part of the run has said; trackers follow until the end."""
+        self.watch = Watch.of(line for line in self._folder.metrics() if line["step"] <= saved.get("step", -1))
+        return self.trackers.follow(self._plan, self._folder.path, saved, steps, self._view.terminal)
 
     def chosen(self, step: int, samples: list[dict[str, Any]]) -> None:
         samples = sorted(self._all(samples), key=lambda line: line["row"])
         if self._ranks.first:
             self._write("write_samples", step, samples, "chosen")
-            self._view.chosen(step, samples)
+            self._tell_samples(step, samples, "chosen")
 
     def note(self, text: str) -> None:
         self._view.note(text)
@@ -234,7 +235,7 @@ class _Recorder:
             if run.failed_save == "stop" or trainer.step == trainer.total_steps:
                 raise
             self.saved = False
-            self._view.note(f"{error}; the run goes on (run.failed_save)")
+            self.note(f"{error}; the run goes on (run.failed_save)")
         else:
             self.saved = True
             self._view.saved(self.checkpoint)

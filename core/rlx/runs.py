@@ -34,8 +34,7 @@ class RunFolder:
         self.path, self._named = path, named
         self.checkpoints = path / "checkpoints"
         self.samples = path / "samples"
-        self._metrics, self._skipped = path / "metrics.jsonl", path / "skipped.jsonl"
-        self._unwritten: list[str] = []
+        self._skipped = path / "skipped.jsonl"
 
     @property
     def taken(self) -> bool:
@@ -93,14 +92,14 @@ class RunFolder:
         _replace(self.path / "spec.yaml", lines + to_yaml(saved_spec(plan)))
 
     def rewind(self, step: int) -> None:
-        """Forget metrics and samples of steps after this one: a resumed run makes them again.
+        """Forget samples and rows left out of steps after this one: a resumed run makes them again.
 
         Raises:
             SpecError: it cannot be written; nothing is lost.
         """
-        for file in filter(Path.exists, (self._metrics, self._skipped)):
-            lines = file.read_text(encoding="utf-8").split("\n")
-            _replace(file, "".join(f"{line}\n" for line in lines if _step_of(line) <= step))
+        if self._skipped.exists():
+            lines = self._skipped.read_text(encoding="utf-8").split("\n")
+            _replace(self._skipped, "".join(f"{line}\n" for line in lines if _step_of(line) <= step))
         for file in self.samples.glob("*_*.parquet"):
             number = file.stem.rpartition("_")[2]
             if number.isdecimal() and int(number) > step:
@@ -108,23 +107,10 @@ class RunFolder:
 
     def metrics(self, training: bool = True) -> list[dict[str, Any]]:
         """Lines of steps of training, or of evaluations; half a line of a killed run is passed over."""
-        text = self._metrics.read_text(encoding="utf-8") if self._metrics.is_file() else ""
+        file = self.path / "metrics.jsonl"
+        text = file.read_text(encoding="utf-8") if file.is_file() else ""
         lines = [json.loads(line) for line in text.splitlines() if _step_of(line) < math.inf]
         return [line for line in lines if ("time/step" in line) == training]
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Append one line; what is not a finite number is null. What cannot be written is kept for the next time."""
-        known = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
-        self._unwritten.append(json.dumps({"step": step, **known}, allow_nan=False) + "\n")
-        size = self._metrics.stat().st_size if self._metrics.exists() else 0
-        try:
-            with self._metrics.open("a", encoding="utf-8") as stream:
-                stream.writelines(self._unwritten)
-        except OSError:
-            with contextlib.suppress(OSError):
-                os.truncate(self._metrics, size)
-            raise
-        self._unwritten.clear()
 
     def log_skipped(self, step: int, role: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Which rows had a loss that was not finite, in ``skipped.jsonl``."""

@@ -259,7 +259,7 @@ class RunSpec(Section):
     best: str | None = None
     """Metric, such as eval/reward/mean, whose best checkpoint stays too; -eval/loss/policy for the lowest."""
     failed_save: Literal["stop", "continue"] = "stop"
-    """What follows when a checkpoint or the metrics cannot be written, say on a full disk."""
+    """What follows when a checkpoint or samples cannot be written, say on a full disk."""
     eval_every: int | None = Field(None, ge=1)
     """Steps between evaluations on data.eval; also before the first step and after the last."""
     sample_every: int | None = Field(10, ge=1)
@@ -297,4 +297,4 @@ class Spec(Section):
     engine: EngineSpec = EngineSpec()
     run: RunSpec = RunSpec()
     trackers: tuple[TrackerSpec, ...] = ()
-    """Besides metrics.jsonl, which is always written."""
+    """Besides the screen (console) and metrics.jsonl (jsonl), which every run has."""

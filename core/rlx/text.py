@@ -34,3 +34,9 @@ def count(n: int, noun: str, plural: str | None = None) -> str:
 def printable(text: str) -> str:
     """The text without what would steer a terminal: a model may write escape sequences."""
     return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", "�", text)
+
+
+def clock(seconds: float) -> str:
+    """``1:05`` minutes, ``1:00:05`` hours."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"

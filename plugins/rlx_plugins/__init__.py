@@ -112,8 +112,22 @@ def rlx_rollouts() -> list[RolloutPlugin]:
 
 @hookimpl
 def rlx_trackers() -> list[TrackerPlugin]:
-    """Wandb and TensorBoard."""
+    """The screen and metrics.jsonl, which every run has; Wandb and TensorBoard."""
     return [
+        TrackerPlugin(
+            name="console",
+            summary="The screen: a live table on a terminal, lines anywhere else",
+            config=lazy("rlx_sdk:Config").resolve,
+            build=lazy("rlx_plugins.console_tracker:ConsoleTracker"),
+            always=True,
+        ),
+        TrackerPlugin(
+            name="jsonl",
+            summary="metrics.jsonl in the run's folder",
+            config=lazy("rlx_sdk:Config").resolve,
+            build=lazy("rlx_plugins.jsonl_tracker:JsonlTracker"),
+            always=True,
+        ),
         TrackerPlugin(
             name="wandb",
             summary="Weights & Biases",

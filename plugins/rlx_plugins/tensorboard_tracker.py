@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,27 +27,24 @@ class TensorboardTracker:
         from torch.utils.tensorboard import SummaryWriter
 
         folder = Path(options.dir).expanduser() / context.run_name if options.dir else context.run_dir / "tensorboard"
-        saved = context.state
         self._writer: Any = SummaryWriter(
-            str(folder), purge_step=saved["step"] + 1 if saved else None)
-        self._step = saved["step"] if saved else 0
+            str(folder), purge_step=0 if context.resumed is None else context.resumed + 1)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """One point of each metric's curve."""
-        self._step = step
+        """One point of each metric's curve, in the file at once: a killed run loses none."""
         for name, value in metrics.items():
             self._writer.add_scalar(name, value, step)
+        self._writer.flush()
 
-    def samples(self, step: int, table: Iterable[Mapping[str, Any]]) -> None:
+    def samples(self, step: int, table: Sequence[Mapping[str, Any]], split: str) -> None:
         """A table as text."""
-        rows = list(table)[:SHOWN]
-        if rows:
-            lines = [list(rows[0]), ["---"] * len(rows[0]), *(list(row.values()) for row in rows)]
-            self._writer.add_text("samples", "\n".join(f"| {' | '.join(map(_cell, line))} |" for line in lines), step)
+        lines = [list(table[0]), ["---"] * len(table[0]), *(list(row.values()) for row in table[:SHOWN])]
+        self._writer.add_text(f"samples/{split}", "\n".join(f"| {' | '.join(map(_cell, line))} |" for line in lines),
+                              step)
 
     def state_dict(self) -> dict[str, Any]:
-        """The last step."""
-        return {"step": self._step}
+        """Nothing: the folder is there."""
+        return {}
 
     def finish(self) -> None:
         """Write what is left."""

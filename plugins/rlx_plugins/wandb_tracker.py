@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import netrc
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -31,22 +31,26 @@ class WandbTracker:
         import wandb
 
         self._wandb = wandb
+        # Newer wandb writes its file every 15 s: a killed run would lose points that its checkpoint counts as done.
+        quick = {name: 0.1 for name in ("x_transaction_log_flush_interval",)
+                 if name in getattr(wandb.Settings, "model_fields", {})}
         self._run = wandb.init(
             project=options.project, entity=options.entity, mode=options.mode, name=context.run_name,
-            dir=str(context.run_dir), config=dict(context.spec), resume="allow", id=(context.state or {}).get("id"))
+            dir=str(context.run_dir), config=dict(context.spec), resume="allow", id=(context.state or {}).get("id"),
+            settings=wandb.Settings(**quick))
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
+        if context.resumed is not None:  # of what was logged before this, later steps were lost and come again
+            self._run.log({"step": context.resumed, "resumed": context.resumed})
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """The metrics, over rlx's own step."""
         self._run.log({"step": step, **metrics})
 
-    def samples(self, step: int, table: Iterable[Mapping[str, Any]]) -> None:
+    def samples(self, step: int, table: Sequence[Mapping[str, Any]], split: str) -> None:
         """A table of samples."""
-        rows = list(table)
-        if rows:
-            shown = self._wandb.Table(list(rows[0]), [list(row.values()) for row in rows])
-            self._run.log({"step": step, "samples": shown})
+        shown = self._wandb.Table(list(table[0]), [list(row.values()) for row in table])
+        self._run.log({"step": step, f"samples/{split}": shown})
 
     def state_dict(self) -> dict[str, Any]:
         """The wandb run's id."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -197,25 +197,42 @@ class RolloutBackend(Protocol):
 # --- trackers -----------------------------------------------------------------------------------------------------
 
 
+Split = Literal["train", "eval", "chosen"]
+"""Of samples: those of a training step, of held-out rows, or of the few prompts that are looked at again and again."""
+
+
 @dataclass(frozen=True, slots=True)
 class TrackerContext:
-    """The run a tracker follows: its name, its folder, its resolved spec, and the state of an earlier part of it."""
+    """The run a tracker follows.
+
+    Attributes:
+        run_name: of its folder.
+        run_dir: its folder.
+        spec: the resolved one.
+        state: what `Tracker.state_dict` gave for the checkpoint that the run goes on from, if it does.
+        resumed: that checkpoint's step; what a tracker has of later ones is made again. None from the beginning.
+        steps: of the whole run.
+        terminal: a ``rich.console.Console``, where the user looks: during a run ``sys.stdout`` is a log file.
+    """
 
     run_name: str
     run_dir: Path
     spec: Mapping[str, Any]
     state: Mapping[str, Any] | None = None
+    resumed: int | None = None
+    steps: int = 0
+    terminal: Any = None
 
 
 class Tracker(Protocol):
     """Follows a run. An exception in a tracker is reported and never stops the training."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """The metrics of one step."""
+        """The metrics of one step, or of an evaluation after it (``eval/…``)."""
         ...
 
-    def samples(self, step: int, table: Iterable[Mapping[str, Any]]) -> None:
-        """Prompts and completions of one step."""
+    def samples(self, step: int, table: Sequence[Mapping[str, Any]], split: Split) -> None:
+        """Prompts and completions, at least one."""
         ...
 
     def state_dict(self) -> dict[str, Any]:

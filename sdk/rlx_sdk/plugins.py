@@ -88,10 +88,12 @@ class TrackerPlugin(Plugin):
     Attributes:
         preflight: what will fail when it starts, given its options, such as credentials that are not there; None if
             nothing is known to. Called before a model is loaded.
+        always: whether it follows every run, with its default options where the spec does not name it.
     """
 
     build: Callable[[Any, TrackerContext], Tracker]
     preflight: Callable[[Any], str | None] = lambda options: None
+    always: bool = False
 
 
 RECORDS: Mapping[Kind, type[Plugin]] = {"algorithm": AlgorithmPlugin, "reward": RewardPlugin, "rollout": RolloutPlugin,

@@ -155,3 +155,16 @@ def test_the_version_is_that_of_the_package():
     assert rlx.__version__ == version("rlx")
     with pytest.raises(AttributeError, match="no attribute 'trian'"):
         rlx.trian  # noqa: B018
+
+
+def test_the_json_of_a_training_is_alone_and_the_noise_is_in_the_log(rlx, install):
+    install("L08_noisy")
+    small = ("rollout.max_completion=4", "rollout.group_size=2", "train.batch_size=2", "data.eval=0")
+    result = rlx("train", "--algo", "grpo", "--reward", "case_noisy", "--steps", "1", "--json",
+                 *(word for setting in small for word in ("--set", setting)))
+    assert result.code == 0, result.err
+    log = (Path(json.loads(result.out)["run"]) / "libraries.log").read_text()
+    for noise in ("scoring...", "half way"):
+        assert noise in log
+        assert noise not in result.err
+    assert result.err.count("step 1/1 ") == 1

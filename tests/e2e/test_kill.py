@@ -11,13 +11,15 @@ from pathlib import Path
 import pytest
 
 from .conftest import metrics_of
+from .test_trackers import tensorboard_events, wandb_rows
 
 FLAGS = {
-    "ppo": ["--reward", "polite_length", "--set", "rollout.max_completion=12", "--set", "train.minibatches=2"],
+    "ppo": ["--reward", "polite_length", "--set", "rollout.max_completion=12", "--set", "train.minibatches=2",
+            "--set", "trackers=[{name: wandb, options: {mode: offline}}, {name: tensorboard}]"],
     "dpo": [],
     "sft": [],
 }
-LENGTH = ["--steps", "5", "--set", "train.batch_size=8", "--set", "run.save_every=1", "--set", "data.eval=0",
+LENGTH = ["--steps", "5", "--set", "train.batch_size=8", "--set", "run.save_every=2", "--set", "data.eval=0",
           "--set", "run.keep=9"]
 
 
@@ -50,3 +52,21 @@ def test_killed_and_resumed_equals_uninterrupted(tmp_path, algo):
     assert files
     for file in files:
         assert (one / file).read_bytes() == (other / file).read_bytes(), file
+    if algo == "ppo":
+        curves_are_whole(tmp_path / "killed")
+
+
+def curves_are_whole(run: Path) -> None:
+    """On the trainer's own steps, each with the value that counts: step 3 was done twice, before and after the kill."""
+    wanted = [(line["step"], line["reward/mean"]) for line in metrics_of(run)]
+    assert [step for step, _ in wanted] == [1, 2, 3, 4, 5]
+    points = tensorboard_events(run).Scalars("reward/mean")
+    assert [point.step for point in points] == [1, 2, 3, 4, 5]
+    assert [point.value for point in points] == pytest.approx([value for _, value in wanted])
+    parts, rows = wandb_rows(run)
+    assert len(parts) == 2
+    [mark] = [i for i, row in enumerate(rows) if "resumed" in row]
+    assert rows[mark]["step"] == rows[mark]["resumed"] == 2
+    before, after = ([(row["step"], row["reward/mean"]) for row in part if "reward/mean" in row]
+                     for part in (rows[:mark], rows[mark:]))
+    assert [*(row for row in before if row[0] <= 2), *after] == wanted

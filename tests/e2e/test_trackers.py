@@ -26,8 +26,8 @@ class Failing:
         self.calls.append(f"log {step}")
         raise ConnectionError("the service is down")
 
-    def samples(self, step, table):
-        self.calls.append(f"samples {step}")
+    def samples(self, step, table, split):
+        self.calls.append(f"{split} {step}")
 
     def state_dict(self):
         return {}
@@ -63,7 +63,7 @@ def test_a_tracker_that_fails_never_stops_the_training(train, offered, capsys):
     result = train("ppo", trackers=[{"name": "mine"}], data={"eval": 2}, train={"steps": 2}, quiet=False)
 
     assert result.steps == 2
-    assert tracker.calls == ["log 0", "log 1", "samples 1", "log 2", "log 2", "finish"]
+    assert tracker.calls == ["log 0", "eval 0", "chosen 0", "log 1", "train 1", "log 2", "log 2", "eval 2", "finish"]
     assert capsys.readouterr().out.count("tracker 'mine' failed: ConnectionError: the service is down") == 1
 
 
@@ -110,45 +110,54 @@ def records(file: Path) -> Iterator[Any]:
             yield record
 
 
-def test_wandb_offline_records_the_run_and_a_resume_goes_on_in_it(train):
-    settings = {"trackers": [{"name": "wandb", "options": {"mode": "offline", "project": "mine"}}],
-                "data": {"eval": 4}}
+def wandb_rows(run: Path) -> tuple[list[list[Any]], list[dict[str, Any]]]:
+    """What wandb wrote of a run: the records of each part of it, and the lines of its history in order."""
+    import wandb
+
+    wandb.teardown()  # a run that has finished may still be written
+    files = sorted((run / "wandb").glob("offline-run-*/*.wandb"), key=lambda file: file.parent.name)
+    parts = [list(records(file)) for file in files]
+    return parts, [{(item.key or "/".join(item.nested_key)): json.loads(item.value_json)
+                    for item in record.history.item}
+                   for part in parts for record in part if record.WhichOneof("record_type") == "history"]
+
+
+def tensorboard_events(run: Path) -> Any:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(run / "tensorboard"))
+    events.Reload()
+    return events
+
+
+def test_what_wandb_and_tensorboard_recorded_is_read_back_and_a_resume_goes_on_in_it(train):
+    settings = {"trackers": [{"name": "wandb", "options": {"mode": "offline", "project": "mine"}},
+                             {"name": "tensorboard"}], "data": {"eval": 4}}
     first = train("ppo", **settings, train={"steps": 2}, run={"name": "tracked"})
     again = train("ppo", **settings, train={"steps": 3}, run={"name": "tracked", "resume": "auto"})
 
     assert again.run == first.run
-    files = sorted((first.run / "wandb").glob("offline-run-*/*.wandb"), key=lambda file: file.stat().st_mtime)
-    assert len(files) == 2, "one file a part of the run"
-    parts = [list(records(file)) for file in files]
+    parts, logged = wandb_rows(first.run)
+    assert len(parts) == 2, "one file a part of the run"
     runs = [record.run for part in parts for record in part if record.WhichOneof("record_type") == "run"]
     assert len({run.run_id for run in runs}) == 1, "and one wandb run"
     assert {(run.project, run.display_name) for run in runs} == {("mine", "tracked")}
     config = {item.key: json.loads(item.value_json) for item in runs[0].config.update}
     assert config["train"]["batch_size"] == 8
 
-    logged = [{(item.key or "/".join(item.nested_key)): json.loads(item.value_json) for item in record.history.item}
-              for part in parts for record in part if record.WhichOneof("record_type") == "history"]
     assert [line["step"] for line in logged if "loss/policy" in line] == [1, 2, 3]
     lines = [json.loads(line) for line in (first.run / "metrics.jsonl").read_text().splitlines()]
-    assert [line["reward/mean"] for line in logged if "reward/mean" in line] == [
-        line["reward/mean"] for line in lines if "reward/mean" in line]
-    tables = [json.loads(file.read_text()) for file in (first.run / "wandb").glob("*/files/media/table/*.json")]
-    assert {"prompt", "completion", "reward", "advantage"} <= set(tables[0]["columns"])
-    assert len(tables[0]["data"]) == 8
-
-
-def test_tensorboard_is_read_back_and_a_resume_goes_on_in_the_same_folder(train):
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    settings = {"trackers": [{"name": "tensorboard"}], "data": {"eval": 4}}
-    first = train("ppo", **settings, train={"steps": 2}, run={"name": "tracked"})
-    train("ppo", **settings, train={"steps": 3}, run={"name": "tracked", "resume": "auto"})
-
-    events = EventAccumulator(str(first.run / "tensorboard"))
-    events.Reload()
-    points = events.Scalars("reward/mean")
-    lines = [json.loads(line) for line in (first.run / "metrics.jsonl").read_text().splitlines()]
     wanted = [(line["step"], line["reward/mean"]) for line in lines if "reward/mean" in line]
+    assert [(line["step"], line["reward/mean"]) for line in logged if "reward/mean" in line] == wanted
+    tables = {file.name.partition("_")[0]: json.loads(file.read_text()) for file in (
+        first.run / "wandb").glob("*/files/media/table/samples/*.json")}
+    assert tables.keys() == {"train", "eval", "chosen"}
+    assert {"prompt", "completion", "reward", "advantage"} <= set(tables["train"]["columns"])
+    assert len(tables["train"]["data"]) == 8
+
+    events = tensorboard_events(first.run)
+    points = events.Scalars("reward/mean")
     assert [point.step for point in points] == [step for step, _ in wanted]
     assert [point.value for point in points] == pytest.approx([value for _, value in wanted])
-    assert b"completion" in events.Tensors("samples/text_summary")[0].tensor_proto.string_val[0]
+    for split, shown in (("train", b"completion"), ("eval", b"polite")):
+        assert shown in events.Tensors(f"samples/{split}/text_summary")[0].tensor_proto.string_val[0]

@@ -9,7 +9,10 @@ import pytest
 import rlx
 from rlx.looks.samples import write_samples
 from rlx.runs import RunFolder
+from rlx_plugins.jsonl_tracker import JsonlTracker
+from rlx_sdk import Config, TrackerContext
 
+HOSTILE_NAME = "'\"><img src=x onerror=alert(1)> {{ 7 * 7 }} [bold]&lt;"
 HOSTILE = "</script><script>document.title = 'owned'</script><img src=x onerror=alert(1)> {{ 7 * 7 }} [bold] \x1b[2J"
 
 
@@ -29,15 +32,17 @@ def written(tmp_path):
     def write(name: str = "made", steps: int = 30, evals: bool = True) -> Path:
         folder = RunFolder(tmp_path / name)
         folder.make()
+        tracker = JsonlTracker(Config(), TrackerContext(name, folder.path, {}))
         (folder.path / "spec.yaml").write_text(
             f"# rlx 0.1.0\n# torch 2\nalgo: {{name: ppo}}\nnote: {json.dumps(HOSTILE)}\n")
         for step in range(1, steps + 1):
-            folder.log(step, {"reward/mean": step / steps, "reward/std": 0.0, "length/mean": 20.0,
-                              "kl/mean": 0.1 * step, "custom/thing": float("nan"),
-                              "time/rollout": 1.0, "time/update": 2.0, "time/step": 3.0})
+            tracker.log(step, {"reward/mean": step / steps, "reward/std": 0.0, "length/mean": 20.0,
+                               "kl/mean": 0.1 * step, "custom/thing": float("nan"),
+                               f"reward/{HOSTILE_NAME}/mean": 1.0, f"time/{HOSTILE_NAME}": 1.0,
+                               "time/rollout": 1.0, "time/update": 2.0, "time/step": 3.0})
             write_samples(folder.samples, step, [line(step * k / steps) for k in range(4)], "train")
         for step in (0, steps) if evals else ():
-            folder.log(step, {"eval/reward/mean": step / steps})
+            tracker.log(step, {"eval/reward/mean": step / steps})
             write_samples(folder.samples, step, [line((step > 0) * (1 - k) + 0.5, k) for k in range(3)], "eval")
         return folder.path
 

@@ -15,7 +15,7 @@ from rlx.looks.stats import difference, verdict, win_rate
 from rlx.models import load_causal_lm
 from rlx.text import printable
 
-from .conftest import HOSTILE, Page
+from .conftest import HOSTILE, HOSTILE_NAME, Page
 
 TINY = Path(rlx.__file__).parent / "quickstart" / "rlx-tiny"
 PROMPTS = ["Say [b]hello[/b].", "<script>alert(1)</script>", "Write to my boss."]
@@ -48,6 +48,25 @@ def test_a_model_and_a_run_of_it_side_by_side(run, prompts, tmp_path):
     assert len(parsed.of_class("sample")) == 3
     assert not [tag for tag, _ in parsed.tags if tag in ("script", "img", "link")]
     assert "<script>alert(1)</script>" in parsed.text
+
+
+def test_whatever_models_prompts_and_rewards_hold_is_shown_and_does_nothing(monkeypatch, tmp_path):
+    """Which models there are does not matter here: what was found is given."""
+    said = {"completion": HOSTILE, "length": 5, "finish_reason": "stop", "reward": 1.0,
+            "rewards": {HOSTILE_NAME: 0.5, "other": 0.5}}
+    summary = {"reward": 1.0, f"reward/{HOSTILE_NAME}": 0.5}
+    monkeypatch.setattr("rlx.looks.compare.compare", lambda base, tuned, *_, **__: {
+        "base": base, "tuned": tuned, "prompts": [{"prompt": HOSTILE, "base": [said], "tuned": [said]}],
+        "sampling": {"temperature": 1.0}, "summary": {"base": summary, "tuned": summary}, "win_rate": None,
+        "difference": None, "kl": None, "notes": [HOSTILE]})
+    done = compare(HOSTILE_NAME, HOSTILE, "--prompts", "any", "--html", tmp_path / "page.html")
+    assert done.exit_code == 0, done.output
+    assert "\x1b" not in done.stdout
+    page = Page((tmp_path / "page.html").read_text(encoding="utf-8"))
+    assert page.text.count(HOSTILE) == 6, "tuned, prompt, two completions, note, title"
+    assert page.text.count(HOSTILE_NAME) == 5, "base, title, twice a reward, once in the summary"
+    assert not [tag for tag, _ in page.tags if tag in ("script", "img", "link")]
+    assert not [a for _, a in page.tags if any(name.startswith("on") for name in a)]
 
 
 def test_a_run_alone_is_compared_with_the_model_it_began_from(run, prompts):

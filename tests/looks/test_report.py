@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from rlx.cli import app
 from rlx.looks.report import read_story
 
-from .conftest import HOSTILE, Page
+from .conftest import HOSTILE, HOSTILE_NAME, Page
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 PROBE = """<script>
@@ -43,7 +43,8 @@ def test_one_file_that_loads_nothing_and_escapes_what_models_wrote(written, tmp_
     assert len(page.of_class("sample")) == 3
     assert [a["data-change"] for a in page.of_class("sample")] == ["up", "same", "down"]
     assert {a["data-name"] for a in page.of_class("curve")} == {
-        "reward/mean", "reward/std", "eval/reward/mean", "length/mean", "kl/mean", "custom/thing"}
+        "reward/mean", "reward/std", "eval/reward/mean", "length/mean", "kl/mean", "custom/thing",
+        f"reward/{HOSTILE_NAME}/mean"}
     assert len(page.of_class("spread")) == 2
     assert "the reward has no variance" in page.text
     assert "On 3 held-out prompts the reward went from 0.500 to 0.500" in page.text
@@ -58,6 +59,17 @@ def test_several_runs_in_one_page(written, tmp_path):
     assert len(page.of_class("spread")) == 4
     assert "No rewards of held-out prompts were measured before and after" in page.text
     assert "prompts of training, not the same ones, after step 1 and after step 30" in page.text
+
+
+def test_names_of_runs_and_rewards_are_escaped(written, tmp_path):
+    """On the command line a run may be called anything, and a reward's name is a stranger's."""
+    done = report(written(HOSTILE_NAME, steps=3), written("plain", steps=3), "--out", tmp_path / "page.html")
+    assert done.exit_code == 0, done.output
+    page = Page((tmp_path / "page.html").read_text(encoding="utf-8"))
+    assert page.text.count(HOSTILE_NAME) > 5, "shown as it is called"
+    assert not [tag for tag, _ in page.tags if tag == "img"]
+    assert not [a for _, a in page.tags if any(name.startswith("on") for name in a)]
+    assert sum(tag == "script" for tag, _ in page.tags) == 3
 
 
 def test_what_is_no_run_is_refused(written, tmp_path):

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import io
+import json
 import math
+from pathlib import Path
 
 import pytest
 
 import rlx
-from rlx.runs import RunFolder
-from rlx.view import CUT, View, distribution, sparkline
+from rlx.view import View
+from rlx_plugins.console_tracker import CUT, ConsoleTracker, distribution, sparkline
+from rlx_sdk import Config, TrackerContext
 
 from .conftest import line
 
@@ -23,6 +26,12 @@ class Terminal(io.StringIO):
         return True
 
 
+def tracker(stream, **of_the_run):
+    """What shows a run, and what it shares the terminal with."""
+    view = View(stream)
+    return ConsoleTracker(Config(), TrackerContext("run", Path(), {}, terminal=view.terminal, **of_the_run)), view
+
+
 @pytest.fixture(params=[io.StringIO, Terminal])
 def stream(request, monkeypatch):
     for name, value in (("COLUMNS", "120"), ("LINES", "50"), ("TERM", "xterm")):
@@ -31,46 +40,52 @@ def stream(request, monkeypatch):
 
 
 def test_the_same_facts_on_a_terminal_and_in_a_pipe(stream):
-    view = View(stream)
-    with view.live(0, 4):
-        view.chosen(0, [line(0.5)])
-        view.step(1, METRICS)
-        view.step(2, METRICS | {"reward/mean": 0.75})
-        view.chosen(2, [line(1.5)])
-        view.warn("something")
+    console, view = tracker(stream, steps=4)
+    console.samples(0, [line(0.5)], "chosen")
+    console.log(1, METRICS)
+    console.samples(1, [line(9.0)], "train")
+    console.log(2, METRICS | {"reward/mean": 0.75})
+    console.samples(2, [line(1.5)], "chosen")
+    view.warn("something\x1b[2J")
+    view.note("something else\x1b[2J")
+    console.finish()
     shown = stream.getvalue()
     for fact in ("step 2", "0.750", "12.0", "0.250", "0.1250", "71.5", "1,234", "0.375",
                  "rollout 1.00s, update 2.00s (policy 1.25s, critic 0.75s)",
                  "after step 0", "after step 2", "reward 0.50", "reward 1.50", "5 tokens", "0.500 ▁█ 0.750", "left",
                  "warning: something"):
         assert fact in shown, fact
+    assert "9.00" not in shown, "a step's own samples are in the folder"
     assert "\x1b[2J" not in shown, "a model does not steer the terminal"
     assert "[bold]" in shown, "nor is what it wrote taken for markup"
 
 
 def test_long_samples_are_cut():
     stream = io.StringIO()
-    view = View(stream)
-    view.chosen(0, [line(0.0) | {"completion": "x" * 2000}])
-    view.chosen(1, [line(0.0) | {"completion": "y" * 2000}])
+    console, _ = tracker(stream)
+    console.samples(0, [line(0.0) | {"completion": "x" * 2000}], "chosen")
+    console.samples(1, [line(0.0) | {"completion": "y" * 2000}], "chosen")
     assert max(map(len, stream.getvalue().splitlines())) < CUT + 80
 
 
-def test_a_resumed_run_shows_the_first_completions_of_all(tmp_path):
+def test_a_resumed_run_shows_the_first_completions_of_all():
+    """What it needs of them is in the checkpoint, as JSON, and not as long as they are."""
+    first, _ = tracker(io.StringIO(), steps=3)
+    first.samples(0, [line(0.0) | {"completion": "the very first"}], "chosen")
+    first.log(0, {"eval/reward/mean": 0.5})
+    first.samples(0, [line(0.5, row) | {"prompt": "p" * 5000} for row in range(8)], "eval")
+    first.log(1, {"reward/mean": 0.25, "time/step": 1.0})
+    state = json.dumps(first.state_dict())
+    assert len(state) < 4 * 5000
+
     stream = io.StringIO()
-    view, folder = View(stream), RunFolder(tmp_path)
-    folder.make()
-    folder.log(1, {"reward/mean": 0.25, "time/step": 1.0})
-    folder.write_samples(0, [line(0.0) | {"completion": "the very first"}], "chosen")
-    folder.write_samples(0, [line(0.5, row) for row in range(8)], "eval")
-    view.resumed(folder)
-    view.step(2, METRICS)
-    view.chosen(2, [line(1.0) | {"completion": "now"}])
+    console, _ = tracker(stream, steps=3, resumed=1, state=json.loads(state))
+    console.log(2, METRICS)
+    console.samples(2, [line(1.0) | {"completion": "now"}], "chosen")
     assert "after step 0 [reward 0.00, 5 tokens]: the very first" in stream.getvalue()
     assert "reward/mean 0.250 ▁█ 0.500" in stream.getvalue()
-    with view.live(1, 3):
-        view.evaluated(3, {"eval/reward/mean": 1.0, "eval/pass@1": 0.75, "eval/source/a/pass@1": 0.625},
-                       [line(1.0 + row / 16, row) for row in range(8)])
+    console.log(3, {"eval/reward/mean": 1.0, "eval/pass@1": 0.75, "eval/source/a/pass@1": 0.625})
+    console.samples(3, [line(1.0 + row / 16, row) for row in range(8)], "eval")
     assert "reward/mean 1.000, pass@1 0.750, source/a/pass@1 0.625" in stream.getvalue()
     assert "On 8 held-out prompts the reward went from 0.500 to 1.219: +0.719 a prompt" in stream.getvalue()
 
@@ -84,7 +99,7 @@ def test_a_sparkline_goes_from_the_lowest_to_the_highest():
 
 def test_the_distribution_of_rewards_is_shown_with_an_evaluation():
     stream = io.StringIO()
-    View(stream).evaluated(0, {"eval/reward/mean": 0.5}, [line(0.5), line(0.0), line(0.5), line(None)])
+    tracker(stream)[0].samples(0, [line(0.5), line(0.0), line(0.5), line(None)], "eval")
     assert "rewards of held-out prompts: 0 x 1, 0.5 x 2\n" in stream.getvalue()
     assert distribution([i / 100 for i in range(101)]) == (
         "lowest 0, a quarter up to 0.25, half up to 0.5, three quarters up to 0.75, highest 1")
@@ -107,6 +122,8 @@ def test_a_run_in_a_pipe_warns_once_and_shows_the_chosen_prompts(tmp_path, capsy
 def test_a_notebook_shows_what_the_stream_gets_and_nothing_of_a_silent_view(monkeypatch):
     monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
     stream = io.StringIO()
-    View(stream).note("one line")
+    view = View(stream)
+    view.note("one line")
+    view.silent().note("another")
     assert stream.getvalue() == "one line\n"
-    assert not View(stream).silent()._console.is_jupyter
+    assert not view.terminal.is_jupyter

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rlx.looks.page import number
+from rlx.text import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -53,7 +54,7 @@ def print_comparison(found: Mapping[str, Any], console: Console) -> None:
         summary.add_row(Text(name), number(value), number(found["summary"]["tuned"][name]))
     console.print(summary)
     for line in (*sentences(found), *found["notes"]):
-        console.print(line, markup=False, soft_wrap=True)
+        console.print(printable(line), markup=False, soft_wrap=True)
 
 
 def _facts(line: Mapping[str, Any]) -> str:
@@ -64,6 +65,4 @@ def _facts(line: Mapping[str, Any]) -> str:
 
 
 def _cut(text: str) -> str:
-    from rlx.text import printable
-
     return printable(text if len(text) <= CELL else f"{text[:CELL]} …")

@@ -21,16 +21,17 @@ class Trackers:
         self._failed: set[str] = set()
 
     @contextlib.contextmanager
-    def follow(self, plan: Plan, folder: Path, saved: Mapping[str, Any]) -> Iterator[None]:
+    def follow(self, plan: Plan, folder: Path, saved: Mapping[str, Any], steps: int, terminal: Any) -> Iterator[None]:
         """From start to end; at the end each is finished, however the run went."""
         from rlx.runs import saved_spec
 
         spec, states = saved_spec(plan), saved.get("trackers", {})
         try:
             for chosen in plan.trackers:
+                context = TrackerContext(folder.name, folder, spec, states.get(chosen.name), saved.get("step"), steps,
+                                         terminal)
                 try:
-                    self._built.append((chosen.name, chosen.build(
-                        TrackerContext(folder.name, folder, spec, states.get(chosen.name)))))
+                    self._built.append((chosen.name, chosen.build(context)))
                 except PluginError as error:
                     self._warn(f"{error}; the training goes on without it")
             yield
