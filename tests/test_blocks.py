@@ -47,6 +47,8 @@ NOT_RUN = {
     "python3 -m venv": ".ci/run makes environments by the README's own lines, and trains and tests in them",
     "pip install": "its extras are looked up in pyproject.toml",
     "torchrun --nproc-per-node 8": "needs eight GPUs; tests/e2e/test_ranks.py has launched ranks",
+    "torchrun --nnodes 4": "needs four machines; tests/e2e/test_machines.py has two torchruns",
+    "printf 'node%d slots=8": "needs four machines", "deepspeed --hostfile": "needs four machines",
     "srun --ntasks-per-node 8": "needs SLURM; tests/cli/test_launch.py has its variables",
     "deepspeed --no_local_rank": "needs eight GPUs; tests/e2e/test_ranks.py has launched ranks",
     "python -m rlx_plugins.vllm_serve": "needs vLLM; tests/vllm/test_vllm_server.py starts it",
@@ -56,6 +58,7 @@ NOT_RUN = {
     "ruff check .": ".ci/run", "mypy sdk": ".ci/run", "lint-imports": ".ci/run", "pytest": ".ci/run",
     "mkdocs build": "tests/test_site.py",
     "python -m benchmarks speed grpo --shape half_b": "needs a GPU, vLLM and TRL",
+    "python -m benchmarks scaling": "takes long; tests/test_benchmarks.py has a job of it",
     "python docs/make_": "tests/test_pages.py",
 }
 """Beginnings of command lines that are not run, and why."""
