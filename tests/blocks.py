@@ -1,11 +1,11 @@
-"""Fenced blocks of a page, and a reader who runs them one after the other in a folder, as a person would."""
+"""Fenced blocks of a page, and a reader who does what they say in the current folder, as a person would."""
 
 from __future__ import annotations
 
 import ast
 import contextlib
+import importlib
 import io
-import os
 import re
 import runpy
 import shlex
@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from rlx.cli import app
 
-FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+FENCE = re.compile(r"^```([^\n`]*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 ANCHOR = re.compile(r'<a id="([\w-]+)"></a>')
 BOX = set("─━│┃┏┓└┘┡┩├┤┼")
 INSTALLS = ("python3 -m venv", "pip install", "mkdir")
@@ -35,9 +35,9 @@ class Block:
 
     @property
     def file(self) -> str | None:
-        """The name in the first line of a Python file; None of code to run."""
-        named = re.match(r"# (\S+\.py)\n", self.code)
-        return named[1] if named and self.language == "python" else None
+        """The file it is, if its first line says so; None of what is to run."""
+        named = re.match(r"# ([\w./-]+\.\w+)\n", self.code)
+        return named[1] if named else None
 
     @property
     def installs(self) -> bool:
@@ -59,66 +59,93 @@ def read_blocks(page: Path) -> list[Block]:
     """All of a page, in order."""
     text = page.read_text(encoding="utf-8")
     anchors = [(m.start(), m[1]) for m in ANCHOR.finditer(text)]
-    return [Block(m[1], m[2], next((name for at, name in reversed(anchors) if at < m.start()), ""))
+    return [Block(m[1].strip(), m[2], next((name for at, name in reversed(anchors) if at < m.start()), ""))
             for m in FENCE.finditer(text)]
+
+
+def commands(code: str) -> Iterator[str]:
+    """The lines of a shell block, without comments."""
+    lines = code.replace("\\\n", " ").splitlines()
+    yield from filter(None, (re.sub(r"(^|\s+)# .*", "", line).strip() for line in lines))
+
+
+@contextlib.contextmanager
+def on_path(folder: Path) -> Iterator[None]:
+    """Modules of a folder can be imported, and are forgotten after."""
+    before = set(sys.modules)
+    sys.path.insert(0, str(folder))
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))
+        for name in set(sys.modules) - before:
+            if str(folder) in str(getattr(sys.modules[name], "__file__", "")):
+                del sys.modules[name]
 
 
 @dataclass
 class Reader:
-    """Runs blocks in the current folder.
+    """Does what blocks say in the current folder, and remembers nothing but files from one to the next.
 
     Attributes:
-        instead: text of a block in the place of other text.
-        more: further arguments of a command of rlx, given its words.
+        instead: text in the place of other text.
+        arguments: what rlx is given in the place of a command's words.
     """
 
     instead: Mapping[str, str] = field(default_factory=dict)
-    more: Callable[[list[str]], list[str]] = lambda words: []
+    arguments: Callable[[list[str]], list[str]] = list
 
-    def run(self, block: Block) -> str:
-        """What a block prints; "" of a file that is only written.
+    def write(self, block: Block) -> None:
+        """The file that a block is; one in a folder lies in the repository."""
+        if block.file and "/" not in block.file:
+            Path(block.file).write_text(block.code, encoding="utf-8")
 
-        Raises:
-            AssertionError: a command failed and did not say why as rlx does.
-        """
-        if block.file:
-            if "/" not in block.file:  # else it lies in the repository
-                Path(block.file).write_text(block.code, encoding="utf-8")
-            return ""
-        code = block.code
+    def run(self, block: Block) -> Iterator[tuple[int, str]]:
+        """Exit code and output of each of its commands, or of its Python code; nothing of a file, which is written."""
+        self.write(block)
+        if block.language == "bash":
+            yield from map(self.command, commands(block.code))
+        elif block.language == "python" and not block.file:
+            yield 0, _python(lambda: exec(compile(self._said(block.code), "<block>", "exec"), {"__name__": "__main__"}))
+
+    def command(self, line: str) -> tuple[int, str]:
+        """Exit code and output of one."""
+        program, *words = shlex.split(self._said(line))
+        if program == "python":
+            with _arguments(words):
+                return 0, _python(lambda: runpy.run_path(words[0], run_name="__main__"))
+        assert program == "rlx", f"who runs this? {line}"
+        words = self.arguments(words)
+        if words[0] == "train" and "--gpus" in words:
+            done = subprocess.run([sys.executable, "-m", "rlx", *words], stdout=subprocess.PIPE, text=True, check=False,
+                                  stderr=subprocess.STDOUT)
+            return done.returncode, done.stdout
+        said = CliRunner().invoke(app, words, prog_name="rlx")
+        if said.exception is not None and not isinstance(said.exception, SystemExit):
+            raise said.exception
+        return said.exit_code, said.output
+
+    def _said(self, code: str) -> str:
         for old, new in self.instead.items():
             code = code.replace(old, new)
-        if block.language == "python":
-            with _on_path(), contextlib.redirect_stdout(io.StringIO()) as printed:
-                exec(compile(code, "<block>", "exec"), {})
-            return printed.getvalue()
-        return "".join(self._command(shlex.split(line, comments=True)) for line in code.splitlines())
+        return code
 
-    def _command(self, words: list[str]) -> str:
-        if words[0] == "python":
-            with _on_path(), contextlib.redirect_stdout(io.StringIO()) as printed:
-                runpy.run_path(words[1], run_name="__main__")
-            return printed.getvalue()
-        assert words[0] == "rlx", words
-        if words[1] == "train" and "--gpus" in words:
-            return subprocess.run([sys.executable, "-m", *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                                  text=True, check=True).stdout
-        done = CliRunner().invoke(app, [*words[1:], *self.more(words[1:])], prog_name="rlx")
-        assert done.exit_code == 0 or done.output.rpartition("\n\n")[2].lstrip().startswith("error: "), done.output
-        return done.output
+
+def _python(code: Callable[[], object]) -> str:
+    """What it prints."""
+    with on_path(Path.cwd()), contextlib.redirect_stdout(io.StringIO()) as printed:
+        code()
+    return printed.getvalue()
 
 
 @contextlib.contextmanager
-def _on_path() -> Iterator[None]:
-    """Modules of this folder can be imported, and are forgotten after."""
-    before, sys.path[:0] = set(sys.modules), [os.getcwd()]
+def _arguments(words: list[str]) -> Iterator[None]:
+    before, sys.argv = sys.argv, words
     try:
         yield
     finally:
-        sys.path.pop(0)
-        for name in set(sys.modules) - before:
-            if str(Path.cwd()) in str(getattr(sys.modules[name], "__file__", "")):
-                del sys.modules[name]
+        sys.argv = before
 
 
 def unlike(shown: str, printed: str) -> list[str]:

@@ -7,29 +7,23 @@ A block named ``text`` is only read. Of a ``console`` block the ``$`` lines are 
 from __future__ import annotations
 
 import ast
-import importlib
 import importlib.util
-import inspect
 import json
 import re
-import runpy
-import shlex
 import shutil
-import sys
 import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from pydantic import TypeAdapter
-from typer.testing import CliRunner
 
 import rlx
-from rlx.cli import app
 from rlx.spec import Spec
+
+from .blocks import Block, Reader, commands, on_path, read_blocks
 
 ROOT = Path(__file__).parents[1]
 QUICK = Path(rlx.__file__).parent / "quickstart"
@@ -47,6 +41,8 @@ NOT_RUN = {
     "python3 -m venv": ".ci/run makes environments by the README's own lines, and trains and tests in them",
     "pip install": "its extras are looked up in pyproject.toml",
     "torchrun --nproc-per-node 8": "needs eight GPUs; tests/e2e/test_ranks.py has launched ranks",
+    "torchrun --nnodes 4": "needs four machines; tests/e2e/test_machines.py has two torchruns",
+    "printf 'node%d slots=8": "needs four machines", "deepspeed --hostfile": "needs four machines",
     "srun --ntasks-per-node 8": "needs SLURM; tests/cli/test_launch.py has its variables",
     "deepspeed --no_local_rank": "needs eight GPUs; tests/e2e/test_ranks.py has launched ranks",
     "python -m rlx_plugins.vllm_serve": "needs vLLM; tests/vllm/test_vllm_server.py starts it",
@@ -56,6 +52,7 @@ NOT_RUN = {
     "ruff check .": ".ci/run", "mypy sdk": ".ci/run", "lint-imports": ".ci/run", "pytest": ".ci/run",
     "mkdocs build": "tests/test_site.py",
     "python -m benchmarks speed grpo --shape half_b": "needs a GPU, vLLM and TRL",
+    "python -m benchmarks scaling": "takes long; tests/test_benchmarks.py has a job of it",
     "python docs/make_": "tests/test_pages.py",
 }
 """Beginnings of command lines that are not run, and why."""
@@ -67,42 +64,15 @@ MANY = 12
 """More steps than this are made two."""
 
 
-@dataclass(frozen=True)
-class Block:
-    """A fenced block."""
+class Visitor(Reader):
+    """A reader of one page after the other, who does not do again what another page said already."""
 
-    language: str
-    code: str
-
-    @property
-    def file(self) -> str | None:
-        """The file it is, if its first line says so."""
-        name = re.match(r"# ([\w./-]+\.\w+)\n", self.code)
-        return name[1] if name else None
-
-
-def blocks(page: Path) -> list[Block]:
-    found = re.findall(r"^```([^\n`]*)\n(.*?)^```$", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
-    return [Block(language.strip(), code) for language, code in found]
-
-
-def commands(code: str) -> Iterator[str]:
-    yield from filter(None, (re.sub(r"\s+# .*", "", line).strip() for line in code.replace("\\\n", " ").splitlines()))
-
-
-class Reader:
-    """Somebody who does what a page says, in a folder, and does not do again what another page said already."""
-
-    def __init__(self, folder: Path, done: set[str]) -> None:
-        self.folder, self.done, self.names = folder, done, {"__name__": "page"}
+    def __init__(self, done: set[str]) -> None:
+        super().__init__(arguments=smaller)
+        self.done = done
 
     def do(self, block: Block) -> None:
-        if block.file:
-            (self.folder / block.file).write_text(block.code, encoding="utf-8")
-            importlib.invalidate_caches()
-        if block.language == "python":
-            self.python(block)
-        elif block.language == "bash":
+        if block.language == "bash":
             for line in commands(block.code):
                 if line not in self.done:
                     code, printed = self.command(line)
@@ -111,19 +81,12 @@ class Reader:
                     self.done.add(line)
         elif block.language == "console":
             self.console(block.code)
-        elif block.language in PARSED:
-            found = PARSED[block.language](block.code)
+        else:
+            list(self.run(block))
+            found = PARSED[block.language](block.code) if block.language in PARSED else {}
             if block.language == "yaml" and set(found) <= set(Spec.model_fields):
                 for name, value in found.items():
                     TypeAdapter(Spec.model_fields[name].annotation).validate_json(json.dumps(value))
-
-    def python(self, block: Block) -> None:
-        if block.file is None:
-            exec(compile(block.code, "page", "exec"), self.names)
-        elif Path(block.file).name.startswith("test_"):
-            for test in [f for name, f in vars(importlib.import_module(Path(block.file).stem)).items()
-                         if name.startswith("test_")]:
-                test(*[self.folder] * len(inspect.signature(test).parameters))
 
     def console(self, code: str) -> None:
         for part in re.split(r"^\$ ", code, flags=re.MULTILINE)[1:]:
@@ -142,19 +105,7 @@ class Reader:
         for package, marks in NEEDS.items():
             if importlib.util.find_spec(package) is None and any(mark in line for mark in marks):
                 return 0, ""
-        program, *arguments = shlex.split(line)
-        if program == "python":
-            sys.argv, before = arguments, sys.argv
-            try:
-                runpy.run_path(arguments[0], run_name="__main__")
-            finally:
-                sys.argv = before
-            return 0, ""
-        assert program == "rlx", f"who runs this? {line}"
-        done = CliRunner().invoke(app, smaller(arguments), prog_name="rlx")
-        if done.exception is not None and not isinstance(done.exception, SystemExit):
-            raise done.exception
-        return done.exit_code, done.output
+        return super().command(line)
 
 
 def smaller(arguments: list[str]) -> list[str]:
@@ -206,10 +157,8 @@ def done():
 @pytest.fixture
 def reader(tmp_path, monkeypatch, small, done):
     """In a folder of its own, with what the pages take for granted: the repository, a model, a data file."""
-    before = set(sys.modules)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr("rlx.plan.QUICKSTART", small)
     for name in ("core", "examples"):
         (tmp_path / name).symlink_to(ROOT / name)
@@ -217,10 +166,8 @@ def reader(tmp_path, monkeypatch, small, done):
     (tmp_path / "path" / "or" / "hub-name").symlink_to(QUICK / "rlx-tiny")
     (tmp_path / "BASE").symlink_to(QUICK / "rlx-tiny")
     shutil.copy(QUICK / "prompts.parquet", tmp_path / "prompts.parquet")
-    yield Reader(tmp_path, done)
-    for name in set(sys.modules) - before:
-        if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")):
-            del sys.modules[name]
+    with on_path(tmp_path):
+        yield Visitor(done)
 
 
 @pytest.mark.parametrize("page", [name for name in PAGES if name not in ELSEWHERE])
@@ -228,16 +175,16 @@ def test_the_blocks_of_a_page_run(page, reader, request):
     text = PAGES[page].read_text(encoding="utf-8")
     for name in ("runs/NAME", "RUN2", "RUN"):
         if name in text:
-            (reader.folder / "runs").mkdir(exist_ok=True)
-            shutil.copytree(request.getfixturevalue("run"), reader.folder / name)
-    for block in blocks(PAGES[page]):
+            Path("runs").mkdir(exist_ok=True)
+            shutil.copytree(request.getfixturevalue("run"), name)
+    for block in read_blocks(PAGES[page]):
         reader.do(block)
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_each_block_says_what_it_is(page):
     text = PAGES[page].read_text(encoding="utf-8")
-    found = blocks(PAGES[page])
+    found = read_blocks(PAGES[page])
     assert len(re.findall(r"^\s*(?:```|~~~)", text, re.MULTILINE)) == 2 * len(found), "a fence that nobody sees"
     assert {block.language for block in found} - RUN - set(PARSED) - {"text"} == set()
 
@@ -250,7 +197,7 @@ def test_what_is_run_elsewhere_is_run_there():
 
 
 def test_what_is_not_run_is_still_there():
-    lines = [line for page in PAGES.values() for block in blocks(page) if block.language in ("bash", "console")
+    lines = [line for page in PAGES.values() for block in read_blocks(page) if block.language in ("bash", "console")
              for line in commands(block.code)]
     assert [start for start in NOT_RUN if not any(line.startswith(start) for line in lines)] == []
     for why in NOT_RUN.values():
@@ -270,7 +217,7 @@ def strings() -> Iterator[str]:
 def test_messages_of_the_troubleshooting_page_are_in_the_code_and_their_tests_exist():
     page = ROOT / "docs/troubleshooting.md"
     said = "\n".join(strings())
-    for block in blocks(page):
+    for block in read_blocks(page):
         if block.language == "text":
             for piece in block.code.split("…"):
                 for part in re.split(r"'[\w\[\]]+'", " ".join(piece.split())):  # a name that was filled in

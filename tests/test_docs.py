@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import re
 import runpy
-import shlex
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,27 +13,25 @@ from typer.testing import CliRunner
 from rlx.cli import app
 from rlx_sdk import hooks
 
+from .blocks import INSTALLS, Reader, commands, on_path, read_blocks
+
 DOCS = Path(__file__).parents[1] / "docs"
 INSTALL = runpy.run_path(str(Path(__file__).parent / "cases/plugins/install.py"))["write_metadata"]
 SMALL = ["--set", "train.batch_size=2", "--set", "rollout.max_completion=6", "--set", "data.eval=0"]
 
 
-def blocks(page, language):
-    text = (DOCS / page).read_text(encoding="utf-8")
-    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-
-
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """A folder of its own, on the path."""
-    before = set(sys.modules)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.syspath_prepend(tmp_path)
-    yield tmp_path
-    for name in set(sys.modules) - before:
-        if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")):
-            del sys.modules[name]
+    with on_path(tmp_path):
+        yield tmp_path
+
+
+def small(words):
+    """A command with less to do."""
+    return [*words, *SMALL] if words[0] in ("train", "check") else words
 
 
 @pytest.mark.parametrize(("page", "points"), [
@@ -46,26 +41,26 @@ def folder(tmp_path, monkeypatch):
     ("writing-a-rollout.md", {"plain": "plain_rollout"}),
 ])
 def test_a_tutorial_runs(page, points, folder):
-    files = {re.match(r"# (\S+\.py)\n", code)[1]: code for code in blocks(page, "python")}
-    for name, code in files.items():
-        (folder / name).write_text(code, encoding="utf-8")
+    reader, found = Reader(arguments=small), read_blocks(DOCS / page)
+    files = [block.file for block in found if block.language == "python"]
+    for block in found:
+        reader.write(block)
     INSTALL(folder, "a-tutorial", "0.1", points)
     importlib.invalidate_caches()
     for name in files:
         module = importlib.import_module(name.removesuffix(".py"))
         for test in [f for n, f in vars(module).items() if n.startswith("test_")]:
             test(*[folder] * len(inspect.signature(test).parameters))
-    commands = [shlex.split(line) for block in blocks(page, "bash") for line in block.splitlines()]
-    assert commands
-    for command in commands:
-        more = SMALL if command[1] in ("train", "check") else []
-        done = CliRunner().invoke(app, [*command[1:], *more], prog_name="rlx")
-        assert done.exit_code == 0, done.output
+    said = [reader.command(line) for block in found if block.language == "bash" for line in commands(block.code)
+            if not line.startswith(INSTALLS)]
+    assert said
+    for code, printed in said:
+        assert code == 0, printed
 
 
 def test_the_rewards_of_the_tutorial_are_named_as_it_says(folder):
-    code = next(c for c in blocks("writing-a-reward.md", "python") if "argument=" in c)
-    (folder / "keyword_reward.py").write_text(code)
+    [block] = [b for b in read_blocks(DOCS / "writing-a-reward.md") if b.file == "keyword_reward.py"]
+    Reader().write(block)
     INSTALL(folder, "a-tutorial", "0.1", {"keyword": "keyword_reward:keyword"})
     importlib.invalidate_caches()
     shown = CliRunner().invoke(app, ["show", "keyword"])

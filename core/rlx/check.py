@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -73,8 +74,8 @@ def _batch(plan: Plan, inputs: Inputs, ranks: int) -> str:
         step += f" on {ranks} ranks, {rows / ranks:.3g} each on average, by length, {padding}"
     updates = count(train.minibatches * train.update_epochs, "optimizer step")
     passes = inputs.total_steps * train.batch_size / len(inputs.train)
-    return (f"{step}; {updates} of {rows / train.minibatches:g} rows; {inputs.total_steps} steps are {passes:.2g} "
-            f"passes over {len(inputs.train)} rows")
+    return (f"{step}; {updates} of {rows / train.minibatches:g} rows; {inputs.total_steps} steps are "
+            f"{passes:{'.2g' if passes < 10 else ',.0f'}} passes over {count(len(inputs.train), 'row')}")
 
 
 def _lengths(plan: Plan, train: Prepared) -> str:
@@ -140,9 +141,7 @@ def _machine_problems(plan: Plan, ranks: int) -> Iterator[str]:
 def _dry_run(plan: Plan, train: Prepared) -> str:
     rows = range(min(DRY_ROWS, len(train)))
     samples = [as_sample(train.example(row), DRY_COMPLETION, "stop") for row in rows]
-    panel = build_rewards(plan)
-    try:
-        judged = panel.score(samples, [train.place(row) for row in rows])
-    finally:
-        panel.close()
-    return ", ".join(f"{name} {scores}" for name, scores in judged.by_provider.items())
+    with closing(build_rewards(plan)) as panel:
+        found = panel.score(samples, [train.place(row) for row in rows]).by_provider.items()
+    nothing = " (it judged none, and so teaches nothing: has the data the columns that it reads?)"
+    return ", ".join(f"{name} {scores}{nothing * (set(scores) == {None})}" for name, scores in found)

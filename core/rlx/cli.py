@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+import typer.core
 
 from rlx.looks.commands import compare, report, sample
 from rlx.terminal import errors as _errors
@@ -17,33 +18,53 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=N
                   help="Train language models after pretraining, from plugins.")
 
 SpecFile = Annotated[Path | None, typer.Argument(metavar="[SPEC.yaml]", help="Settings; flags go on top.")]
-Algo = Annotated[str | None, typer.Option(help="Algorithm, e.g. ppo, dpo, sft.")]
+Algo = Annotated[str | None, typer.Option(help="Algorithm, e.g. ppo, grpo, dpo, sft; rlx plugins lists all.")]
 RewardFlag = Annotated[list[str] | None, typer.Option(
-    "--reward", help="NAME, file.py:function, hf:MODEL or a URL, or one of them and =WEIGHT; may be repeated.")]
+    "--reward", help="NAME of rlx plugins, file.py:function, hf:MODEL or a URL; =WEIGHT may follow. May be repeated.")]
 Model = Annotated[str | None, typer.Option(help="HF folder, hub name or .gguf file. Default: the bundled quickstart.")]
-Data = Annotated[str | None, typer.Option(help="A parquet, jsonl, json or csv file, a folder, or a pattern.")]
-Rollout = Annotated[str | None, typer.Option(help="Rollout backend, e.g. hf.")]
+Data = Annotated[str | None, typer.Option(help="A parquet, jsonl, json or csv file, a folder, a pattern, or hf:NAME.")]
+Rollout = Annotated[str | None, typer.Option(help="Rollout backend of rlx plugins. Default: the best there is.")]
 Steps = Annotated[int | None, typer.Option(help="Steps to train.")]
-Resume = Annotated[str | None, typer.Option(help="'auto', or a checkpoint's folder.")]
-RunName = Annotated[str | None, typer.Option("--name", help="Name of the run's folder.")]
+Resume = Annotated[str | None, typer.Option(help="Go on from: 'auto' (the newest), or a checkpoint's folder.")]
+RunName = Annotated[str | None, typer.Option("--name", help="Name of the run's folder, under runs/.")]
 Gpus = Annotated[int | None, typer.Option(min=1, help="GPUs to train on; without any, processes on the CPU.")]
-SetFlag = Annotated[list[str] | None, typer.Option("--set", help="Any setting: a.b=value; may be repeated.")]
+SetFlag = Annotated[list[str] | None, typer.Option("--set", help="Any setting: train.batch_size=8; may be repeated.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on standard output, all else on standard error.")]
 
 
-@app.command()
+class _WithSettings(typer.core.TyperCommand):
+    """A command with --set: an option that it has not may be meant for a setting."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """What typer reads of the words."""
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:
+            if type(error).__name__ == "NoSuchOption":
+                from rlx.problems import settings_called
+
+                unknown: Any = error
+                found = settings_called(unknown.option_name.lstrip("-").replace("-", "_"))
+                unknown.possibilities = [f"--set {name}=VALUE" for name in found] or unknown.possibilities
+            raise
+
+
+@app.command(cls=_WithSettings)
 def train(spec: SpecFile = None, algo: Algo = None, reward: RewardFlag = None, model: Model = None, data: Data = None,
           rollout: Rollout = None, steps: Steps = None, resume: Resume = None, name: RunName = None,
           gpus: Gpus = None, settings: SetFlag = None, json: Json = False) -> None:
-    """Train. Without --model: a bundled small model and data."""
+    """Train a model, by default a bundled small one.
+
+    Example: rlx train --algo ppo --reward polite_length
+    """
     given = _settings(spec, algo, reward, model, data, rollout, steps, resume, name, settings)
     _train(lambda registry: _resolve(registry, given), gpus, json)
 
 
-@app.command()
+@app.command(cls=_WithSettings)
 def resume(run: Annotated[Path, typer.Argument(help="A run's folder.")], steps: Steps = None, gpus: Gpus = None,
            settings: SetFlag = None, json: Json = False) -> None:
-    """Continue a run from its newest checkpoint, with its own spec."""
+    """Continue a run from its newest checkpoint."""
     def plan(registry: Any) -> Any:
         from rlx.layers import assign, merge
         from rlx.plan import resolve
@@ -58,11 +79,11 @@ def resume(run: Annotated[Path, typer.Argument(help="A run's folder.")], steps: 
     _train(plan, gpus, json)
 
 
-@app.command()
+@app.command(cls=_WithSettings)
 def check(spec: SpecFile = None, algo: Algo = None, reward: RewardFlag = None, model: Model = None, data: Data = None,
           rollout: Rollout = None, steps: Steps = None, resume: Resume = None, name: RunName = None,
           gpus: Gpus = None, settings: SetFlag = None, json: Json = False) -> None:
-    """Find what could fail in a training, without starting it. Takes the arguments of train."""
+    """Find what could fail in a training; takes train's arguments."""
     given = _settings(spec, algo, reward, model, data, rollout, steps, resume, name, settings)
     with _errors():
         from rlx.check import check_plan
@@ -80,7 +101,10 @@ def data(path: Annotated[str, typer.Argument(metavar="FILE", help="A data file, 
          model: Model = None, settings: SetFlag = None, json: Json = False,
          kind: Annotated[str | None, typer.Option(help="pairs, labelled, demonstrations or rollouts.")] = None,
          row: Annotated[int, typer.Option(help="Number of the row to show.", min=1)] = 1) -> None:
-    """Show how a file is understood: layout, one rendered row with its trained tokens, lengths, problems."""
+    """Show how a data file is understood.
+
+    Its layout, one rendered row with its trained tokens, lengths, duplicates and problems.
+    """
     given = _settings(None, model=model, data=path, settings=settings)
     with _errors():
         from rlx.data.cache import unseen
@@ -98,7 +122,7 @@ def data(path: Annotated[str, typer.Argument(metavar="FILE", help="A data file, 
 
 @app.command()
 def plugins(json: Json = False) -> None:
-    """List installed plugins, their packages, and what is broken and why."""
+    """List algorithms, rewards, rollout backends and trackers."""
     with _errors():
         from rlx.registry import KINDS, Registry
 
@@ -137,7 +161,7 @@ def show(name: Annotated[str, typer.Argument(help="A plugin's name.")], json: Js
 
 @app.command()
 def schema() -> None:
-    """Print the JSON schema of a spec, options of the installed plugins included."""
+    """Print the JSON schema of a spec file."""
     with _errors():
         from rlx.describe import spec_schema
 
@@ -147,7 +171,7 @@ def schema() -> None:
 @app.command(name="new-reward")
 def new_reward(name: Annotated[str, typer.Argument(help="Of the reward, e.g. short_answer.")],
                into: Annotated[Path, typer.Option(help="Folder to make the package's folder in.")] = Path()) -> None:
-    """Write a complete package with one reward, to change and to publish."""
+    """Write a package with one reward, to change and to publish."""
     with _errors():
         from rlx.new_reward import new_reward as write
 
@@ -161,7 +185,7 @@ def serve_reward(name: Annotated[str, typer.Argument(help="A reward, as --reward
                  port: Annotated[int, typer.Option(help="Port to listen on.")] = 8000,
                  device: Annotated[str, typer.Option(help="For models, e.g. cuda:0.")] = "cpu",
                  settings: SetFlag = None) -> None:
-    """Serve a reward over HTTP, for --reward http://HOST:PORT. --set sets its own options."""
+    """Serve a reward over HTTP, for --reward http://HOST:PORT."""
     with _errors():
         from rlx.serve import serve
 

@@ -19,6 +19,8 @@ def folder_problems(setting: str, value: str) -> Iterator[str]:
     elif path.is_dir() and not any(path.glob("*.safetensors")):
         found = listing(sorted(p.name for p in path.iterdir()))
         yield f"{setting} '{value}' ({path.absolute()}) has no weights (*.safetensors); the folder holds {found}"
+    elif path.is_file() and path.suffix != ".gguf":
+        yield f"{setting} '{value}' is a file; give the folder with the model's config.json, or a .gguf file"
     if not path.exists() and (path.is_absolute() or value.count("/") != 1 or path.suffix == ".gguf"):
         near = did_you_mean(path.name, [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else [])
         yield f"{setting} '{value}': there is no such folder (looked at {path.absolute()}).{near}"

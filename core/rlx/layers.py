@@ -93,10 +93,13 @@ def read_spec_file(path: Path) -> Tree:
     Raises:
         SpecError: unreadable, not YAML, or not one mapping.
     """
+    if path.suffix in (".jsonl", ".parquet", ".csv"):
+        raise SpecError([f"'{path}' is no spec file (SPEC.yaml): data is given with --data {path}"])
     try:
         documents = list(yaml.load_all(path.read_text(encoding="utf-8"), _Loader))
     except OSError as error:
-        raise SpecError([f"spec file '{path}' cannot be read: {error.strerror or error}"]) from error
+        raise SpecError([f"spec file '{path}' cannot be read: {error.strerror or error}. (Data is given with "
+                         "--data FILE, a setting with --set NAME=VALUE)"]) from error
     except (yaml.YAMLError, ValueError) as error:  # ValueError: not UTF-8
         raise SpecError([f"spec file '{path}' is not valid YAML: {error}"]) from error
     if len(documents) > 1:

@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from rlx.looks.peers import called_here
+from rlx.spec import Spec
 from rlx.text import did_you_mean, listing
 
 _FLAGS = {"algo": ": give --algo NAME (rlx plugins lists them)", "data": ": give --data FILE"}
@@ -32,7 +33,9 @@ def _finding(error: Any, model: type[BaseModel], loc: tuple[Any, ...]) -> str:
         return f" is missing{_FLAGS.get(loc[0], '')}"
     if kind == "extra_forbidden":
         known = list(parent.model_fields) if (parent := _section(model, loc[:-1])) else []
-        hint = "".join(f" {s}." for s in called_here(_dotted(loc), error["input"])) or did_you_mean(str(loc[-1]), known)
+        name, theirs = str(loc[-1]), called_here(_dotted(loc), error["input"])
+        hint = "".join(f" {s}." for s in theirs) or did_you_mean(name, known) or (
+            f" There is {listing(found)}." if (found := settings_called(name)) else "")
         return f" is an unknown setting.{hint} (known: {listing(known, 20) or 'none'})"
     if kind == "value_error":
         return f": {error['ctx']['error']}"
@@ -42,6 +45,14 @@ def _finding(error: Any, model: type[BaseModel], loc: tuple[Any, ...]) -> str:
         example = f"{{{next(iter(section.model_fields))}: {error['input']!s:.40}}}"
         return f": write it as {f'[{example}]' if kind == 'tuple_type' else example}"
     return f": {error['msg'][0].lower()}{error['msg'][1:]}"
+
+
+def settings_called(name: str, model: type[BaseModel] | None = None, prefix: str = "") -> list[str]:
+    """The settings of a spec, in full, whose last word is a name."""
+    model = model or Spec
+    inner = [(f"{prefix}{field}", _section(model, (field,))) for field in model.model_fields]
+    here = [place for place, section in inner if not section and place.rpartition(".")[2] == name]
+    return here + [s for place, section in inner if section for s in settings_called(name, section, f"{place}.")]
 
 
 def _place(loc: tuple[Any, ...], value: Any) -> tuple[Any, ...]:

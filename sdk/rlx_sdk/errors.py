@@ -87,6 +87,7 @@ def cause(error: BaseException) -> str:
     import traceback
 
     frames = [f for f in traceback.extract_tb(error.__traceback__) if "importlib" not in f.filename]
-    file = Path(frames[-1].filename) if len(frames) > 1 else None  # the first frame is the caller's own
+    own = len(frames) > 1 and not isinstance(error, SyntaxError)  # the first is the caller's; syntax says its place
+    file = Path(frames[-1].filename) if own else None
     where = f" ({file.parent.name}/{file.name}:{frames[-1].lineno})" if file else ""
     return f"{type(error).__name__}: {error}{where}"

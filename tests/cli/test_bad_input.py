@@ -61,6 +61,8 @@ def test_a_plugin_that_cannot_be_loaded_is_fatal_when_something_is_missing(refus
 
 @pytest.mark.parametrize(("setting", "said"), [
     ("train.batch_sise=8", "'train.batch_sise' is an unknown setting. Did you mean 'batch_size'?"),
+    ("lr=1", "'lr' is an unknown setting. There is train.optim.policy.lr, train.optim.critic.lr, train"),
+    ("train.zero_stage=2", "'train.zero_stage' is an unknown setting. There is engine.zero_stage."),
     ("algo.gama=1", "'algo.gama' is an unknown setting. Did you mean 'gamma'?"),
     ("rollout.temperature=hot", "'rollout.temperature' = 'hot': input should be a valid number"),
     ("train.batch_size", "--set train.batch_size: write it as setting=value, e.g. --set train.batch_size=64"),
@@ -69,6 +71,28 @@ def test_a_plugin_that_cannot_be_loaded_is_fatal_when_something_is_missing(refus
 ])
 def test_a_set_flag(refused, base, setting, said):
     assert said in refused("train", "--algo", "ppo", *POLITE, *base, "--set", setting)
+
+
+@pytest.mark.parametrize(("flag", "said"), [
+    ("--batch-size", "No such option: --batch-size (Possible options: --set train.batch_size=VALUE)"),
+    ("--rewards", "--reward"), ("--nothing", "No such option: --nothing\n"),
+])
+def test_a_flag_that_is_a_setting(refused, base, flag, said):
+    assert said in refused("train", "--algo", "ppo", *POLITE, *base, flag, "8")
+
+
+def test_a_file_in_the_wrong_place(refused, base):
+    data = DATA / "base_prompts.jsonl"
+    assert f"is no spec file (SPEC.yaml): data is given with --data {data}" in refused("train", data)
+    assert "a setting with --set NAME=VALUE" in refused("train", "--algo", "ppo", "--set", "train.steps=1", "8")
+    assert "base_prompts.jsonl' is a file; give the folder with the model's config.json" in refused(
+        "train", "--algo", "ppo", *POLITE, *base, "--model", data)
+
+
+def test_a_reward_file_with_a_mistake_of_syntax_names_one_place(refused, base, tmp_path):
+    (tmp_path / "wrong.py").write_text("def score(samples)\n    return 1\n")
+    message = refused("train", "--algo", "ppo", "--reward", f"{tmp_path}/wrong.py:score", *base)
+    assert "SyntaxError: expected ':' (wrong.py, line 1)\n" in message
 
 
 def test_everything_wrong_is_said_at_once(refused, model):

@@ -28,6 +28,14 @@ def test_the_arithmetic_of_a_batch_and_the_memory_by_part(rlx):
     assert "CPU cores" in report["machine"]
 
 
+def test_a_reward_that_judges_nothing_is_named(rlx):
+    """Of the bundled data no row has the column that it compares with."""
+    report = lines_of(rlx("check", "--algo", "grpo", "--reward", "exact_match", "--reward", "polite_length", "--json"))
+    assert report["rewards on a made-up completion"] == (
+        "exact_match [None, None, None, None] (it judged none, and so teaches nothing: has the data the columns that "
+        "it reads?), polite_length [0.5, 0.5, 0.5, 0.5]")
+
+
 @pytest.mark.parametrize(("ranks", "said"), [
     (5, "24 rows a step on 5 ranks, 4.8 each on average, by length, none is padding; 1 optimizer step of 24 rows; 2"),
     (26, "24 rows a step on 26 ranks, 0.923 each on average, by length, 2 ranks have a row of padding alone; 1 optimi"),

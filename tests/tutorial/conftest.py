@@ -22,11 +22,11 @@ INSTEAD = {"--steps 28": "--steps 6", "global_step_28": "global_step_6", "train 
 def smaller(words: list[str]) -> list[str]:
     """A few rows and tokens a step."""
     if words[0] not in ("train", "check"):
-        return []
+        return words
     given = ["train.batch_size=4", "train.minibatches=1", "train.update_epochs=1",
              *(["rollout.max_completion=8"] if "--reward" in words else []),
              *([] if "--data" in words or "polite" in words else ["data.eval=4"])]
-    return [word for setting in given for word in ("--set", setting)]
+    return [*words, *(word for setting in given for word in ("--set", setting))]
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,9 @@ def follow(folder: Path, reader: Reader) -> Followed:
             shown.append(Shown(block, printed))
             printed = ""
         elif not block.installs and not ("--rollout vllm" in block.code and find_spec("vllm")):
-            printed += reader.run(block)
+            for code, said in reader.run(block):
+                assert code == 0 or said.rpartition("\n\n")[2].lstrip().startswith("error: "), said
+                printed += said
     return Followed(folder, shown)
 
 
