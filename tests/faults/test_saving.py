@@ -19,7 +19,8 @@ from rlx.engine import Engine
 from rlx.logs import library_log
 from rlx.runs import RunFolder
 from rlx.view import View
-from rlx_sdk import RunStopped, Sample, SpecError
+from rlx_plugins.jsonl_tracker import JsonlTracker
+from rlx_sdk import Config, RunStopped, Sample, SpecError, TrackerContext
 
 from ..e2e.conftest import metrics_of
 
@@ -185,18 +186,23 @@ def test_what_else_lies_beside_the_checkpoints_ends_no_run(train, tmp_path, monk
 @pytest.mark.fault("full disk on resume")
 def test_on_a_full_disk_nothing_of_the_past_is_lost(small_disk):
     run = RunFolder(small_disk(1) / "run").make()
+    tracker = JsonlTracker(Config(), TrackerContext("run", run.path, {}))
+    resumed = TrackerContext("run", run.path, {}, resumed=1990)
     for step in range(2000):
-        run.log(step, {"time/step": float(step)})
+        tracker.log(step, {"time/step": float(step)})
     run.log_skipped(3, "policy", [{"text": "two\u2028lines"}])
     before = (run.path / "metrics.jsonl").read_bytes()
     fill(run.path / "ballast")
     with pytest.raises(SpecError, match=r"cannot be written: No space left on device. Make room there"):
         run.rewind(1990)
+    with pytest.raises(OSError, match="No space left on device"):
+        JsonlTracker(Config(), resumed)
     assert (run.path / "metrics.jsonl").read_bytes() == before
     (run.path / "ballast").unlink()
     run.log_skipped(1991, "policy", [])
     (run.samples / "my_notes.parquet").touch()
     run.rewind(1990)
+    JsonlTracker(Config(), resumed)
     assert [line["step"] for line in run.metrics()] == list(range(1991))
     [skipped] = (run.path / "skipped.jsonl").read_text().removesuffix("\n").split("\n")
     assert json.loads(skipped)["rows"] == [{"text": "two\u2028lines"}]
