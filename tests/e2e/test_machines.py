@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ..engine.ranks import free_port
+from ..engine.ranks import free_port, run_ranks
 from .conftest import metrics_of
 
 SFT = ["--algo", "sft", "--steps", "2", "--set", "train.batch_size=4", "--set", "data.eval=0", "--name", "run"]
@@ -84,3 +84,22 @@ def test_a_run_is_not_resumed_where_a_machine_lacks_its_checkpoint(tmp_path):
     done = machines(*[["train", *SFT, "--resume", "auto"]] * 2, folders=folders)
     assert "the checkpoint 'runs/run/checkpoints/global_step_1' is there: True on rank 0, False on ranks [1]" in (
         done[0].stderr + done[1].stderr)
+
+
+SLOW = """
+import time
+from rlx.ranks import GRACE, start_distributed
+
+ranks = start_distributed(3 - GRACE)
+try:
+    with ranks.one_a_machine_first():
+        time.sleep(0 if ranks.local_rank else 8)
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+
+
+@pytest.mark.full
+def test_who_waits_too_long_for_prepared_data_says_what_to_do():
+    _, second = run_ranks(2, "-c", SLOW)
+    assert "RunError a rank waited longer than run.stuck_after for another: raise it, or prepare long data" in second
