@@ -22,12 +22,12 @@ COLUMNS: tuple[tuple[str, str, str], ...] = (
     ("reward", "reward/mean", ".3f"),
     ("spread", "reward/std", ".3f"),
     ("length", "length/mean", ".1f"),
-    ("kl", "kl/mean", ".3f"),
+    ("kl", "kl/mean", "z.3f"),
     ("dead groups", "groups/dead", ".0%"),
     ("pairs", "pairs", ",.0f"),
     ("ties", "pairs/tied", ",.0f"),
     ("accuracy", "rewards/accuracy", ".2f"),
-    ("loss", "loss/policy", ".4f"),
+    ("loss", "loss/policy", "z.4f"),
     ("generated tok/s", "speed/generated_tokens_per_s", ",.0f"),
     ("trained tok/s", "speed/trained_tokens_per_s", ",.0f"),
     ("GPU GiB", "memory/peak_gb", ".1f"),
@@ -82,10 +82,10 @@ class ConsoleTracker:
             return
         begin, before = self._first[split]
         if held_out and step == self._total:
-            self._screen.print(side_by_side("held-out prompts, before and after", ("before", "after"), before, table))
+            self._beside("held-out prompts, before and after", ("before", "after"), before, table)
             self._print(verdict(before, table) or "")
         elif not held_out:
-            self._chosen((f"after step {begin}", f"after step {step}"), before, table)
+            self._beside("chosen prompts", (f"after step {begin}", f"after step {step}"), before, table)
 
     def state_dict(self) -> dict[str, Any]:
         """The first samples, and the reward so far."""
@@ -113,17 +113,18 @@ class ConsoleTracker:
         own = (name.removeprefix("eval/") for name in metrics if name.startswith(("eval/pass@", "eval/source/")))
         names = ("reward/mean", *own, "length/mean", "length/characters", "length/distinct", "kl/mean", *loss,
                  "rewards/accuracy")
-        facts = [f"{name} {metrics[f'eval/{name}']:.3f}" for name in names if f"eval/{name}" in metrics]
+        facts = [f"{name} {metrics[f'eval/{name}']:z.3f}" for name in names if f"eval/{name}" in metrics]
         self._print(f"held-out data after step {step}: {', '.join(facts)}")
 
-    def _chosen(self, titles: tuple[str, str], before: Rows, after: Rows) -> None:
+    def _beside(self, title: str, titles: tuple[str, str], before: Rows, after: Rows) -> None:
         if self._screen.is_terminal:
-            self._screen.print(side_by_side("chosen prompts", titles, before, after))
+            self._screen.print(side_by_side(title, titles, before, after))
             return
-        for pair in zip(before, after, strict=False):
+        self._print(title)
+        for pair in list(zip(before, after, strict=False))[:SHOWN_SAMPLES]:
             self._print(f"prompt: {_one_line(pair[0]['prompt'])}")
-            for title, line in zip(titles, pair, strict=True):
-                self._print(f"  {title} [{_facts(line)}]: {_one_line(line['completion'])}")
+            for when, line in zip(titles, pair, strict=True):
+                self._print(f"  {when} [{_facts(line)}]: {_one_line(line['completion'])}")
         self._print(self._drawn())
 
     def _drawn(self) -> str:

@@ -84,9 +84,14 @@ def test_a_resumed_run_shows_the_first_completions_of_all():
     console.samples(2, [line(1.0) | {"completion": "now"}], "chosen")
     assert "after step 0 [reward 0.00, 5 tokens]: the very first" in stream.getvalue()
     assert "reward/mean 0.250 ▁█ 0.500" in stream.getvalue()
-    console.log(3, {"eval/reward/mean": 1.0, "eval/pass@1": 0.75, "eval/source/a/pass@1": 0.625})
+    console.log(3, {"eval/reward/mean": 1.0, "eval/kl/mean": -0.0001, "eval/pass@1": 0.75,
+                    "eval/source/a/pass@1": 0.625})
     console.samples(3, [line(1.0 + row / 16, row) for row in range(8)], "eval")
+    assert "kl/mean 0.000" in stream.getvalue(), "no minus before nothing"
     assert "reward/mean 1.000, pass@1 0.750, source/a/pass@1 0.625" in stream.getvalue()
+    assert "  before [reward 0.50, 5 tokens]" in stream.getvalue(), "lines, no table"
+    assert stream.getvalue().count("  after [") == 3
+    assert "┃" not in stream.getvalue()
     assert "On 8 held-out prompts the reward went from 0.500 to 1.219: +0.719 a prompt" in stream.getvalue()
 
 
