@@ -61,7 +61,7 @@ class ConsoleTracker:
             return
         self._rows.append((step, metrics))
         for name in TREND:
-            if name in metrics:
+            if math.isfinite(metrics.get(name, math.nan)):
                 self._trend.setdefault(name, []).append(metrics[name])
         if self._screen.is_terminal:
             self._live = self._live or self._begin()

@@ -47,6 +47,8 @@ class JsonlTracker:
         self._write()
 
     def _write(self) -> None:
+        if not self._unwritten:
+            return
         size = self._file.stat().st_size if self._file.exists() else 0
         try:
             with self._file.open("a", encoding="utf-8") as stream:

@@ -33,6 +33,7 @@ def command(runs: Path, name: str, algo: str) -> list[str]:
     "ppo", *(pytest.param(algo, marks=pytest.mark.full) for algo in sorted(FLAGS) if algo != "ppo")])
 def test_killed_and_resumed_equals_uninterrupted(tmp_path, algo):
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    environment.pop("WANDB_SERVICE", None)  # of a run in this process: the dead and the resumed one would share it
     with subprocess.Popen(command(tmp_path, "killed", algo), stdout=subprocess.PIPE, text=True,
                           env=environment) as process:
         for line in process.stdout or ():

@@ -78,6 +78,23 @@ def test_a_tracker_that_cannot_start_is_left_out(train, offered, capsys):
     assert "the training goes on without it" in shown
 
 
+def test_a_state_that_no_checkpoint_can_hold_is_left_out(train, offered, capsys):
+    class Odd(Failing):
+        def log(self, step, metrics):
+            """Nothing."""
+
+        def samples(self, step, table, split):
+            """Nothing."""
+
+        def state_dict(self):
+            return {"best": float("nan")}
+
+    offered(lambda *_: Odd())
+    result = train("sft", trackers=[{"name": "mine"}], data={"eval": 0}, train={"steps": 1}, quiet=False)
+    assert "mine" not in json.loads((result.checkpoint / "state" / "trainer.json").read_text())["trackers"]
+    assert "tracker 'mine' failed: ValueError" in capsys.readouterr().out
+
+
 def test_a_tracker_is_finished_when_the_training_fails(train, offered):
     tracker = Failing()
     offered(lambda *_: tracker)

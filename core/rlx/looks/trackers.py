@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,9 @@ class Trackers:
         answers = {}
         for name, tracker in self._built:
             try:
-                answers[name] = getattr(tracker, method)(*args)
+                answer = getattr(tracker, method)(*args)
+                json.dumps(answer, allow_nan=False)  # a state goes into the checkpoint
+                answers[name] = answer
             except Exception as error:  # a stranger's code
                 if name not in self._failed:
                     self._warn(f"tracker '{name}' failed: {type(error).__name__}: {error}; the training goes on, and "
