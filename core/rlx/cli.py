@@ -23,6 +23,8 @@ RewardFlag = Annotated[list[str] | None, typer.Option(
     "--reward", help="NAME of rlx plugins, file.py:function, hf:MODEL or a URL; =WEIGHT may follow. May be repeated.")]
 Model = Annotated[str | None, typer.Option(help="HF folder, hub name or .gguf file. Default: the bundled quickstart.")]
 Data = Annotated[str | None, typer.Option(help="A parquet, jsonl, json or csv file, a folder, a pattern, or hf:NAME.")]
+EvalData = Annotated[str | None, typer.Option(help="Data to evaluate on, given like --data.")]
+SampleEvery = Annotated[int | None, typer.Option(min=1, help="Steps between looks at a few chosen prompts.")]
 Rollout = Annotated[str | None, typer.Option(help="Rollout backend of rlx plugins. Default: the best there is.")]
 Steps = Annotated[int | None, typer.Option(help="Steps to train.")]
 Resume = Annotated[str | None, typer.Option(help="Go on from: 'auto' (the newest), or a checkpoint's folder.")]
@@ -51,13 +53,15 @@ class _WithSettings(typer.core.TyperCommand):
 
 @app.command(cls=_WithSettings)
 def train(spec: SpecFile = None, algo: Algo = None, reward: RewardFlag = None, model: Model = None, data: Data = None,
-          rollout: Rollout = None, steps: Steps = None, resume: Resume = None, name: RunName = None,
-          gpus: Gpus = None, settings: SetFlag = None, json: Json = False) -> None:
+          eval_data: EvalData = None, rollout: Rollout = None, steps: Steps = None, sample_every: SampleEvery = None,
+          resume: Resume = None, name: RunName = None, gpus: Gpus = None, settings: SetFlag = None,
+          json: Json = False) -> None:
     """Train a model, by default a bundled small one.
 
     Example: rlx train --algo ppo --reward polite_length
     """
-    given = _settings(spec, algo, reward, model, data, rollout, steps, resume, name, settings)
+    given = _settings(spec, settings, reward, algo=algo, model=model, data=data, eval_data=eval_data, rollout=rollout,
+                      steps=steps, sample_every=sample_every, resume=resume, name=name)
     _train(lambda registry: _resolve(registry, given), gpus, json)
 
 
@@ -70,7 +74,7 @@ def resume(run: Annotated[Path, typer.Argument(help="A run's folder.")], steps: 
         from rlx.plan import resolve
         from rlx.runs import load_saved_spec
 
-        tree = merge(load_saved_spec(run), _settings(None, steps=steps, settings=settings))
+        tree = merge(load_saved_spec(run), _settings(None, settings, steps=steps))
         assign(tree, "run.dir", str(run.absolute().parent))
         assign(tree, "run.name", run.absolute().name)
         assign(tree, "run.resume", "auto")
@@ -81,10 +85,12 @@ def resume(run: Annotated[Path, typer.Argument(help="A run's folder.")], steps: 
 
 @app.command(cls=_WithSettings)
 def check(spec: SpecFile = None, algo: Algo = None, reward: RewardFlag = None, model: Model = None, data: Data = None,
-          rollout: Rollout = None, steps: Steps = None, resume: Resume = None, name: RunName = None,
-          gpus: Gpus = None, settings: SetFlag = None, json: Json = False) -> None:
+          eval_data: EvalData = None, rollout: Rollout = None, steps: Steps = None, sample_every: SampleEvery = None,
+          resume: Resume = None, name: RunName = None, gpus: Gpus = None, settings: SetFlag = None,
+          json: Json = False) -> None:
     """Find what could fail in a training; takes train's arguments."""
-    given = _settings(spec, algo, reward, model, data, rollout, steps, resume, name, settings)
+    given = _settings(spec, settings, reward, algo=algo, model=model, data=data, eval_data=eval_data, rollout=rollout,
+                      steps=steps, sample_every=sample_every, resume=resume, name=name)
     with _errors():
         from rlx.check import check_plan
         from rlx.data.cache import unseen
@@ -105,7 +111,7 @@ def data(path: Annotated[str, typer.Argument(metavar="FILE", help="A data file, 
 
     Its layout, one rendered row with its trained tokens, lengths, duplicates and problems.
     """
-    given = _settings(None, model=model, data=path, settings=settings)
+    given = _settings(None, settings, model=model, data=path)
     with _errors():
         from rlx.data.cache import unseen
         from rlx.data.look import lines, look_at
@@ -196,19 +202,21 @@ for look in (sample, compare, report):
     app.command()(look)
 
 
-def _settings(spec: Path | None, algo: str | None = None, reward: list[str] | None = None, model: str | None = None,
-              data: str | None = None, rollout: str | None = None, steps: int | None = None,
-              resume: str | None = None, name: str | None = None, settings: list[str] | None = None) -> dict[str, Any]:
+FLAGS = {"algo": "algo.name", "model": "model.path", "data": "data.path", "eval_data": "data.eval",
+         "rollout": "rollout.name", "steps": "train.steps", "sample_every": "run.sample_every", "resume": "run.resume",
+         "name": "run.name"}
+
+
+def _settings(spec: Path | None, settings: list[str] | None = None, reward: list[str] | None = None,
+              **flags: str | int | None) -> dict[str, Any]:
     """Spec file and flags as one tree of settings."""
     with _errors():
         from rlx.layers import assign, merge, named_weight, read_spec_file
 
         over: dict[str, Any] = {}
-        for setting, value in (("algo.name", algo), ("model.path", model), ("data.path", data),
-                               ("rollout.name", rollout), ("train.steps", steps), ("run.resume", resume),
-                               ("run.name", name)):
+        for flag, value in flags.items():
             if value is not None:
-                assign(over, setting, value)
+                assign(over, FLAGS[flag], value)
         if reward:
             over["rewards"] = [named_weight(text) for text in reward]
         return merge(read_spec_file(spec) if spec else {}, _assigned(settings, over))

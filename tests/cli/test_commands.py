@@ -144,9 +144,25 @@ def test_flags_go_on_top_of_the_spec_file(rlx, model, tmp_path):
     spec = {"algo": {"name": "sft"}, "model": {"path": model}, "data": {"path": "rows.jsonl"}, "train": {"epochs": 1}}
     (tmp_path / "spec.yaml").write_text(yaml.safe_dump(spec))
     (tmp_path / "rows.jsonl").write_text('{"prompt": "p", "completion": "c"}\n')
-    report = json.loads(rlx("check", tmp_path / "spec.yaml", "--steps", 7, "--json").out)
+    (tmp_path / "held.jsonl").write_text('{"prompt": "q", "completion": "d"}\n')
+    report = json.loads(rlx("check", tmp_path / "spec.yaml", "--steps", 7, "--eval-data", tmp_path / "held.jsonl",
+                            "--json").out)
     assert (report["steps"], report["model"]) == (7, model)
     assert str(tmp_path / "rows.jsonl") in report["data"]
+    assert report["held out"] == 1
+
+
+def test_flags_are_settings(monkeypatch):
+    """Each flag of training that is one; what a test of its own covers is not repeated."""
+    from typer.testing import CliRunner
+
+    from rlx import cli
+
+    seen = []
+    monkeypatch.setattr(cli, "_train", lambda plan, gpus, json: seen.append(plan(None)))
+    monkeypatch.setattr(cli, "_resolve", lambda registry, given: given)
+    assert CliRunner().invoke(cli.app, ["train", "--eval-data", "held.jsonl", "--sample-every", "5"]).exit_code == 0
+    assert seen == [{"data": {"eval": "held.jsonl"}, "run": {"sample_every": 5}}]
 
 
 def test_the_version_is_that_of_the_package():
