@@ -111,6 +111,11 @@ def test_02_a_model_of_another_architecture(followed):
     assert "ppo on my-model" in followed.printed("claim-2")
 
 
+def characters(samples):
+    """It tells any completions of an untrained model apart; a rule might find all alike, and nothing to learn."""
+    return [float(len(sample.completion)) for sample in samples]
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("name", ["Llama", "Mistral", "Qwen3", "Phi3", "Gemma", "GPT2", "GPTNeoX", "OlMo2"])
 def test_02_any_causal_language_model(name, tmp_path):
@@ -127,7 +132,7 @@ def test_02_any_causal_language_model(name, tmp_path):
     tokenizer.save_pretrained(tmp_path / "model")
     data = tmp_path / "data.jsonl"
     data.write_text("".join(json.dumps({"instruction": f"Say {i}."}) + "\n" for i in range(8)))
-    result = rlx.train(algo="ppo", reward="polite_length", model=str(tmp_path / "model"), data=str(data), steps=1,
+    result = rlx.train(algo="ppo", reward=characters, model=str(tmp_path / "model"), data=str(data), steps=1,
                        run={"dir": str(tmp_path / "runs")}, train=SMALL["train"], quiet=True, **SHORT)
     trained = transformers.AutoModelForCausalLM.from_pretrained(result.checkpoint / "actor")
     assert type(trained) is type(model)
