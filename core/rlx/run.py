@@ -103,8 +103,10 @@ def _own(folder: Any, ranks: Any, stack: contextlib.ExitStack) -> Any:
     folder = ranks.first_does(folder.make)
     ranks.first_does(lambda: stack.enter_context(folder.locked()))
     mark = ranks.first_does(folder.mark)
-    ranks.agree({f"'{folder.path}' is the run's folder": mark.exists()}, SHARE)
-    mark.unlink(missing_ok=True)
+    try:
+        ranks.agree({f"'{folder.path}' is the run's folder": mark.exists()}, SHARE)
+    finally:
+        mark.unlink(missing_ok=True)
     return folder
 
 

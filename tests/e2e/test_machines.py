@@ -71,6 +71,7 @@ def test_machines_that_differ_are_told_what_is_not_the_same(tmp_path, what, said
                        f"train.batch_size={3 + node if what == 'setting' else 4}"] for node in (0, 1)), folders=folders)
     assert [one.returncode for one in done] == [1, 1]
     assert re.search(f"error: 1 problem in the spec:\n  - {said}", done[0].stderr + done[1].stderr), done[0].stderr
+    assert not [*tmp_path.rglob(".seen-*")], "nothing is left of the comparison"
 
 
 @pytest.mark.full
