@@ -1,8 +1,9 @@
-"""Rollouts with HF ``generate`` and the trainer's own weights."""
+"""Rollouts with the trainer's own weights: HF ``generate``, and on a GPU its step played from a CUDA graph."""
 
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -14,6 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from rlx_plugins.hf_decode import can_record, decode
 from rlx_plugins.options import HFOptions
 from rlx_plugins.seeds import spread_seed, uniforms
 from rlx_sdk import Fingerprint, Generation, Request, RolloutContext, Sampling
@@ -25,6 +27,7 @@ class HFRollout:
     def __init__(self, options: HFOptions, context: RolloutContext) -> None:
         """Keep the trainer's module."""
         self._options, self._context, self._version = options, context, -1
+        self._records = context.device != "cpu" and not options.enforce_eager and can_record(context.policy)
 
     @property
     def exact(self) -> bool:
@@ -66,25 +69,46 @@ class HFRollout:
     @torch.no_grad()
     def _sample(self, requests: Sequence[Request]) -> list[Generation]:
         """All completions of some requests of one `Sampling`, in order."""
-        device, sampling = self._context.device, requests[0].sampling
-        prompts = [torch.tensor(r.tokens) for r in requests for _ in range(r.n)]
+        device = self._context.device
+        prompts = [torch.tensor(r.tokens) for r in requests]
         width = max(len(p) for p in prompts)
         tokens = torch.full((len(prompts), width), self._context.pad_token_id)
         attention = torch.zeros_like(tokens)
         for i, prompt in enumerate(prompts):
             tokens[i, width - len(prompt):], attention[i, width - len(prompt):] = prompt, 1
-        uniforms = torch.cat([_uniforms(r) for r in requests]).to(device)
+        rows = torch.arange(len(prompts)).repeat_interleave(torch.tensor([r.n for r in requests]))
+        uniforms = torch.cat([_uniforms(r) for r in requests])
+        given = tokens.to(device), attention.to(device), rows.to(device), uniforms.to(device), requests[0].sampling
+        with _keys_in_place():
+            written, logprobs = (self._recorded(*given) if self._records else None) or self._generated(*given)
+        return [self._generation(ids, values)
+                for ids, values in zip(written.tolist(), logprobs.tolist(), strict=True)]
+
+    def _recorded(self, tokens: Tensor, attention: Tensor, rows: Tensor, uniforms: Tensor,
+                  sampling: Sampling) -> tuple[Tensor, Tensor] | None:
+        """``[R, L]`` tokens and logprobs, with CUDA graphs; nothing if they fail, as from then on."""
+        try:
+            return decode(self._context.policy, tokens, attention, rows, uniforms, partial(_draw, sampling=sampling),
+                          self._context.stop_token_ids)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # a model's own: whatever it does that a graph cannot hold
+            print(f"hf: samples without CUDA graphs: {type(error).__name__}: {error}", file=sys.stderr)
+            self._records = False
+            return None
+
+    def _generated(self, tokens: Tensor, attention: Tensor, rows: Tensor, uniforms: Tensor,
+                   sampling: Sampling) -> tuple[Tensor, Tensor]:
+        """The same with HF's ``generate``, whatever the model and device."""
         sampler = _Sampler(uniforms, sampling)
         config = GenerationConfig(  # type: ignore[no-untyped-call]
             max_new_tokens=sampling.max_tokens, do_sample=False, use_cache=True,
             eos_token_id=list(self._context.stop_token_ids), pad_token_id=self._context.pad_token_id)
-        with _bare_generation_config(self._context.policy), _keys_in_place():
+        with _bare_generation_config(self._context.policy):
             out = self._context.policy.generate(
-                input_ids=tokens.to(device), attention_mask=attention.to(device), generation_config=config,
+                input_ids=tokens[rows], attention_mask=attention[rows], generation_config=config,
                 logits_processor=LogitsProcessorList([sampler]))
-        written = out[:, width:].tolist()
-        logprobs = torch.stack(sampler.logprobs, 1).tolist()
-        return [self._generation(ids, values) for ids, values in zip(written, logprobs, strict=True)]
+        return out[:, tokens.shape[1]:], torch.stack(sampler.logprobs, 1)
 
     def _generation(self, ids: list[int], logprobs: list[float]) -> Generation:
         """Cut a row after its stop token; what follows is padding."""
@@ -138,22 +162,27 @@ class _Sampler(LogitsProcessor):
         self.logprobs: list[Tensor] = []
 
     def __call__(self, input_ids: Any, scores: Any) -> Any:
-        sampling = self._sampling
-        logp = torch.log_softmax(scores.float() / (sampling.temperature or 1.0), dim=-1)
-        most = 1 if sampling.temperature == 0 else sampling.top_k or logp.shape[1]
-        cut = sampling.top_p < 1 or most < logp.shape[1]
-        ranked, ids = logp.exp().sort(dim=-1, descending=True) if cut else (logp.exp(), None)
-        mass = ranked.cumsum(-1)
-        kept = mass[:, -1]
-        if ids is not None:
-            top = mass[:, min(most, mass.shape[1]) - 1 :][:, :1]
-            last = (mass < sampling.top_p * top).sum(-1, keepdim=True)
-            kept = mass.gather(1, last.clamp(max=mass.shape[1] - 1))[:, 0]
-        u = self._uniforms[:, len(self.logprobs)] * kept
-        place = torch.searchsorted(mass, u[:, None], right=True).clamp(max=mass.shape[1] - 1)
-        token = place if ids is None else ids.gather(1, place)
-        self.logprobs.append(logp.gather(1, token)[:, 0])
+        token, logprobs = _draw(scores, self._uniforms[:, len(self.logprobs)], self._sampling)
+        self.logprobs.append(logprobs)
         return torch.full_like(scores, -torch.inf).scatter_(1, token, 0.0)
+
+
+def _draw(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
+    """``[R, 1]`` tokens and ``[R]`` logprobs before any cut, of ``[R, V]`` logits and ``[R]`` random numbers."""
+    scaled = logits if sampling.temperature in (0.0, 1.0) else logits.float() / sampling.temperature
+    logp = torch.log_softmax(scaled, -1, dtype=torch.float32)
+    most = 1 if sampling.temperature == 0 else sampling.top_k or logp.shape[1]
+    cut = sampling.top_p < 1 or most < logp.shape[1]
+    ranked, ids = logp.exp().sort(dim=-1, descending=True) if cut else (logp.exp(), None)
+    mass = ranked.cumsum(-1)
+    kept = mass[:, -1]
+    if ids is not None:
+        top = mass[:, min(most, mass.shape[1]) - 1 :][:, :1]
+        last = (mass < sampling.top_p * top).sum(-1, keepdim=True)
+        kept = mass.gather(1, last.clamp(max=mass.shape[1] - 1))[:, 0]
+    place = torch.searchsorted(mass, (uniforms * kept)[:, None], right=True).clamp(max=mass.shape[1] - 1)
+    token = place if ids is None else ids.gather(1, place)
+    return token, logp.gather(1, token)[:, 0]
 
 
 def _uniforms(request: Request) -> Tensor:

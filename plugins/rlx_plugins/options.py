@@ -12,8 +12,10 @@ from rlx_sdk import Config
 class HFOptions(Config):
     """Memory against speed."""
 
-    batch_tokens: int = Field(65_536, ge=1)
+    batch_tokens: int = Field(131_072, ge=1)
     """Tokens generated side by side: rows times the longest prompt and completion. The KV cache grows with it."""
+    enforce_eager: bool = False
+    """On a GPU too, use HF's ``generate`` as it is, without CUDA graphs."""
 
 
 class VLLMOptions(Config):

@@ -1,5 +1,6 @@
 import copy
 from collections import Counter
+from functools import partial
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from rlx.batching import pad_sequences
 from rlx.models import CausalLM
+from rlx_plugins import hf_decode, hf_rollout
 from rlx_plugins.hf_rollout import HFRollout
 from rlx_plugins.options import HFOptions
 from rlx_sdk import Request, RolloutContext, Sampling
@@ -18,17 +20,31 @@ from rlx_sdk import Request, RolloutContext, Sampling
 STOPS = (5, 23, 41)
 
 
-@pytest.fixture
-def backend(llama):
-    """A backend over a small model, as in a run: the model's head also answers with logprobs."""
+@pytest.fixture(params=["generate", "steps"])
+def backend(llama, request, monkeypatch):
+    """A backend over a small model, as in a run: the model's head also answers with logprobs.
+
+    With HF's ``generate``, and with the steps that a GPU would play again, here each run as it stands.
+    """
+    steps = request.param == "steps"
+    monkeypatch.setattr(hf_rollout, "decode", partial(hf_decode.decode, record=False))
+    monkeypatch.setattr(hf_decode, "ROOM", 5)
+    monkeypatch.setattr(hf_decode, "LOOK", 2)
 
     def make(model=None, stops=STOPS, pad=0, dtype="float32", **options):
         policy = llama() if model is None else model
         CausalLM(policy)
         context = RolloutContext(policy, "folder", stops, pad, "cpu", dtype, 64)
         made = HFRollout(HFOptions(**options), context)
+        assert hf_decode.can_record(policy)
+        made._records = steps
         made.sync(iter(()), version=7)
+        yielded.append(made)
         return made
+
+    yielded = []
+    yield make
+    assert all(made._records == steps for made in yielded) or "failure" in request.node.name
 
     return make
 
@@ -282,3 +298,30 @@ def test_keys_are_not_copied_for_the_heads_that_share_them(backend, llama, monke
     with torch.no_grad():
         logprobs, _ = CausalLM(model)(seqs.tokens, seqs.mask, 1.0)
     torch.testing.assert_close(logprobs, seqs.per_token["rollout_logprobs"] * seqs.mask, atol=1e-5, rtol=0)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@pytest.mark.parametrize("sampling", [Sampling(0.7, 1.0, 300), Sampling(1.0, 0.8, 40, 20), Sampling(0.0, 1.0, 40)])
+@pytest.mark.parametrize("shared", [1, 2])
+def test_a_step_played_again_writes_what_generate_does(llama, capsys, sampling, shared):
+    """Longer than one recording has room for, most rows ending earlier; and weights that change are seen at once."""
+    model = llama(num_key_value_heads=4 // shared, max_position_embeddings=512).cuda()
+    CausalLM(model)
+    context = RolloutContext(model, "folder", STOPS[:1], 0, "cuda", "float32", 512)
+    ways = [HFRollout(HFOptions(enforce_eager=eager), context) for eager in (True, False)]
+    assert not ways[0]._records
+    asked, found = requests(sampling, *PROMPTS, n=8), []
+    for _ in range(2):
+        for made in ways:
+            made.sync(iter(()), 0)
+            found.append(dict(made.generate(asked)))
+        with torch.no_grad():
+            model.lm_head.weight.neg_()
+    assert ways[1]._records
+    assert "without CUDA graphs" not in capsys.readouterr().err
+    for plain, played in (found[:2], found[2:]):
+        for i in range(len(asked)):
+            assert texts(played[i]) == texts(plain[i])
+            for one, other in zip(played[i], plain[i], strict=True):
+                assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+    assert found[1] != found[3]
