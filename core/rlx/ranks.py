@@ -111,6 +111,7 @@ def start_distributed(patience: float = 7200) -> Ranks:
         if index >= seen:
             raise SpecError([f"{place.local_world} processes on this machine, and {seen} GPUs"])
         torch.cuda.set_device(index)
+        torch.backends.cuda.enable_cudnn_sdp(False)  # it plans for each new shape, which takes longer than a pass
         place = place._replace(local_rank=index)
     if ranks.world > 1:  # launchers give each process one thread, or all of them
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // ranks.local_world))

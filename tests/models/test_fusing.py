@@ -41,7 +41,7 @@ def test_without_a_compiler_only_when_nobody_asked(monkeypatch):
 def test_errors_of_compiling_are_passed_over_here_and_nowhere_else(monkeypatch):
     seen = []
 
-    def compiler(function, dynamic):
+    def compiler(function, dynamic, options):
         def compiled(*args):
             seen.append(torch._dynamo.config.suppress_errors)
             return function(*args)

@@ -47,7 +47,11 @@ class Kernels(NamedTuple):
 
 def fused(plain: Callable[..., Any]) -> Callable[..., Any]:
     """The function, compiled when it is first called; what of it cannot be compiled goes on without."""
-    compiled = torch.compile(plain, dynamic=True)
+    import torch._inductor.config as inductor
+
+    # A fusion that it chooses by the number of tokens: each choice would be compiled apart, until it takes no more.
+    by_size = hasattr(inductor.triton, "mix_order_reduction")
+    compiled = torch.compile(plain, dynamic=True, options={"triton.mix_order_reduction": False} if by_size else None)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         with torch._dynamo.config.patch(suppress_errors=True):
