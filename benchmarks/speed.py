@@ -30,6 +30,7 @@ from rlx.build import build
 from rlx.inputs import read_inputs
 from rlx.logs import library_log
 from rlx.plan import resolve
+from rlx.preflight import with_passes
 from rlx.ranks import start_distributed
 from rlx.registry import Registry
 
@@ -180,7 +181,9 @@ def rlx_side(job: Job, model: str, folder: Path) -> dict[str, Any]:
     """Steps of rlx."""
     watch, steps = Watch(), job.steps + 2
     plan = resolve(Registry.discover(), spec_of(job, model, folder))
-    trainer = build(plan, read_inputs(plan), start_distributed(), Recorder(watch))
+    inputs, ranks = read_inputs(plan), start_distributed()
+    plan = with_passes(plan, inputs, ranks.world)
+    trainer = build(plan, inputs, ranks, Recorder(watch))
     trainer._sync()
     for _ in range(steps):
         with watch("train", "step"):

@@ -39,6 +39,7 @@ def check_plan(plan: Plan, progress: Progress = unseen, ranks: int = 1) -> dict[
     open_run(plan, lambda note: None)
     with library_log(None):
         inputs = read_inputs(plan, progress)
+    plan = preflight.with_passes(plan, inputs, ranks)
     report: dict[str, Any] = {
         "algorithm": f"{plan.algorithm.name} ({plan.needs.data})",
         "model": plan.spec.model.path,

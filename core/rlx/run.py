@@ -68,14 +68,17 @@ def run(plan: Plan, view: View) -> Result:
         if checkpoint:
             ranks.agree({f"the checkpoint '{checkpoint}' is there": checkpoint.exists()}, SHARE)
             same_data(saved["data"], inputs.train, checkpoint, plan.spec.run.resume_changed, view.note)
-        ranks.first_does(lambda: _preflight(plan, inputs, ranks.world, view))
+        from rlx.preflight import with_passes
+
+        sized = with_passes(plan, inputs, ranks.world)
+        ranks.first_does(lambda: _preflight(sized, inputs, ranks.world, view))
         folder = _own(folder, ranks, stack)
         log = "libraries.log" if ranks.first else f"libraries.log.{ranks.rank}"
         stack.enter_context(library_log(folder.path / log))
         from rlx.build import build, resume
 
         recorder = _Recorder(folder, view, inputs, plan, ranks)
-        trainer = build(plan, inputs, ranks, recorder)
+        trainer = build(sized, inputs, ranks, recorder)
         stack.callback(trainer.source.close)
         if checkpoint:
             resume(trainer, checkpoint, saved)
@@ -89,7 +92,7 @@ def run(plan: Plan, view: View) -> Result:
             stack.enter_context(recorder.begin(saved, trainer.total_steps))
         with (StopSignals(ranks.first) as recorder.signals,
               Watchdog(plan.spec.run.stuck_after, folder.path, ranks.rank) as recorder.watchdog,
-              _naming_the_last_checkpoint(folder), _explaining_memory(recorder, plan)):
+              _naming_the_last_checkpoint(folder), _explaining_memory(recorder, sized)):
             trainer.fit()
         if trainer.step < trainer.total_steps:
             raise _stopped(trainer, recorder, folder)

@@ -202,7 +202,7 @@ class TrainSpec(Section):
     update_epochs: int = Field(1, ge=1)
     """Passes over one batch."""
     micro_tokens: int | None = Field(None, ge=1)
-    """Tokens in one forward and backward pass: memory and speed, never results; null: 8192 on a GPU, 2048 on a CPU."""
+    """Tokens in one pass: memory and speed, never results; null: 2048 on a CPU, 8192 to 32768 on a GPU, as fits."""
     micro_batch: int | None = Field(None, ge=1)
     """Rows in one pass at most; default: as many as micro_tokens holds."""
     packing: bool = False

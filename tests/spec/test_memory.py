@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
 import rlx
+from rlx.inputs import read_inputs
 from rlx.memory import GIB, Load, Role, Shape, checkpoint_bytes, estimate, lora_weights, shape_of
+from rlx.plan import resolve
+from rlx.preflight import estimate_memory, with_passes
+from rlx.registry import Registry
 from rlx.spec import EngineSpec
 
 from ..engine.ranks import run_ranks
@@ -175,3 +180,27 @@ def test_files_that_are_not_weights_are_not_read(tmp_path):
     (tmp_path / "config.json").write_text(config.read_text())
     (tmp_path / "model.safetensors").write_bytes(b"\xff" * 100)
     assert shape_of(tmp_path) is None
+
+
+def test_passes_are_the_largest_that_leave_half_of_a_gpu_free(tmp_path, monkeypatch):
+    model, data = tiny_model(tmp_path / "model"), tmp_path / "rows.jsonl"
+    data.write_text(json.dumps({"prompt": "say it", "completion": "hello " * 40}) + "\n")
+
+    def plan(**train):
+        return resolve(Registry.discover(), {
+            "algo": {"name": "sft"}, "model": {"path": model}, "run": {"dir": str(tmp_path)},
+            "data": {"path": str(data), "cache": str(tmp_path), "eval": 0},
+            "train": {"steps": 1, "batch_size": 4096, **train}})
+
+    inputs = read_inputs(plan())
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.current_device", lambda: 0)
+    needed = {tokens: estimate_memory(plan(micro_tokens=tokens), inputs, 1).peak for tokens in (16_384, 32_768)}
+    assert needed[16_384] < needed[32_768]
+    for there, chosen in ((2.01 * needed[32_768], 32_768), (1.99 * needed[32_768], 16_384),
+                          (2.01 * needed[16_384], 16_384), (1.99 * needed[16_384], None)):
+        monkeypatch.setattr("torch.cuda.get_device_properties", lambda i, n=there: SimpleNamespace(total_memory=n))
+        assert with_passes(plan(), inputs, 1).spec.train.micro_tokens == chosen
+        assert with_passes(plan(micro_tokens=7), inputs, 1).spec.train.micro_tokens == 7
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert with_passes(plan(), inputs, 1).spec.train.micro_tokens is None
