@@ -148,7 +148,7 @@ def _source(plan: Plan, algorithm: Algorithm[Any], inputs: Inputs, modules: dict
     backend = plan.rollout.build(RolloutContext(
         modules["policy"].model, spec.model.path, tokenizer.stop_token_ids, tokenizer.pad_token_id, device,
         str(dtype).removeprefix("torch."), context_length(Path(spec.model.path)) or longest,
-        engines["policy"].whole, _tokens(plan, inputs) // ranks.world))
+        engines["policy"].whole, _tokens(plan, inputs) // ranks.world, spec.engine.offload_while_sampling))
     source = RolloutSource(inputs.train, inputs.held_out, cursor, tokenizer, backend, rewards, sampling, evaluation,
                            plan.group_size, spec.run.seed, plan.needs, algorithm.keep, spec.run.sample_every)
     return source, backend.exact

@@ -32,6 +32,9 @@ def inert(plan: Plan, given: set[str]) -> Iterator[str]:
         ("model.reference", "reference" in needs.frozen, f"{name} compares with no reference here"),
         ("model.reference.cache", needs.data != "rollouts", "sampled completions are new each time"),
         ("data.max_length", needs.data != "rollouts", f"{name} samples its completions; set rollout.max_completion"),
+        ("engine.offload_while_sampling", needs.data == "rollouts" and "policy" in needs.trains, f"{name} samples "
+         "nothing here"),
+        ("engine.offload_while_sampling", plan.spec.engine.offload is None, "engine.offload keeps them there always"),
         ("run.sample_every", needs.data == "rollouts", f"{name} writes no samples here"),
         ("run.resume_changed", plan.spec.run.resume is not None, "nothing is resumed"),
         *((setting, plan.spec.run.save_every is not None, "without run.save_every only one checkpoint is written")

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from rlx.models.lora import has_lora
+from rlx.parking import Parking, only_for_updates
 from rlx.spec import EngineSpec, OptimSpec
 from rlx_sdk import CheckpointError
 
@@ -57,6 +58,7 @@ class Engine:
 
         self._optim, self._total, self._spec = optim, total_updates, spec or EngineSpec()
         self.updates = 0
+        self._parking = Parking()
         self.module: Any = module
         if self._spec.activation_checkpointing:
             self.module.checkpoint_activations()
@@ -85,8 +87,14 @@ class Engine:
         """The module's forward pass."""
         return self._deepspeed(*args)
 
+    def park(self) -> None:
+        """Under `EngineSpec.offload_while_sampling`, leave the device all that only updates need, until one comes."""
+        if self._spec.offload_while_sampling:
+            self._parking.park(only_for_updates(self._deepspeed.optimizer, self.module))
+
     def backward(self, loss: Tensor) -> None:
         """Add the gradients of a scalar."""
+        self._parking.fill()
         self._deepspeed.backward(loss, scale_wrt_gas=False)
 
     def step(self, index: int) -> StepResult:
@@ -95,6 +103,7 @@ class Engine:
         Args:
             index: of this update in the whole run, for the learning rate.
         """
+        self._parking.fill()
         lr = learning_rate(self._optim, index, self._total)
         for group in self._deepspeed.optimizer.param_groups:
             group["lr"] = lr
@@ -174,6 +183,7 @@ class Engine:
         """Trained weights in float32, and moments if a step was made, by kind and name, one at a time, on the CPU."""
         from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
+        self._parking.fill()
         for name, parameter in self._trained():
             yield f"weight/{name}", safe_get_full_fp32_param(parameter).cpu().reshape(_shape(parameter))
             for moment in MOMENTS if self.updates else ():
@@ -186,6 +196,7 @@ class Engine:
         Raises:
             CheckpointError: a weight is missing or has another shape.
         """
+        self._parking.fill()
         if updates:
             self._make_moments()
         for name, parameter in self._trained():

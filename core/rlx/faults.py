@@ -75,7 +75,9 @@ def ways_to_save(spec: Spec, phase: str = "update") -> list[str]:
     """Settings that need less memory in a phase, the cheapest first; without those that are used already."""
     engine, lengths = spec.engine, "data.max_length" if not spec.rewards else "rollout.max_completion"
     if phase in ("rollout", "sync"):
-        return ["rollout.options (the backend's own memory or batch)", f"a smaller {lengths}", "train.batch_size"]
+        away = engine.offload is None and not engine.offload_while_sampling
+        return ["rollout.options (the backend's own memory or batch)",
+                *(["engine.offload_while_sampling = true"] if away else []), f"a smaller {lengths}", "train.batch_size"]
     passes = [f"train.micro_tokens, now {spec.train.pass_tokens} (or train.micro_batch = 1)"]
     if phase == "prepare":
         return [*passes, f"a smaller {lengths}"]

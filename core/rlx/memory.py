@@ -172,7 +172,8 @@ def estimate(roles: list[Role], engine: EngineSpec, half: bool, ranks: int, load
     gradients, activations = updates[largest]
     policy = roles[0].shape
     cache = 2 * policy.layers * policy.kv * width * load.sampled + 24 * policy.vocabulary * load.sampled_rows
-    peaks = {f"the update of the {largest}": gradients + activations, "rollouts": cache}
+    away = optimizer + held if engine.offload_while_sampling else 0
+    peaks = {f"the update of the {largest}": gradients + activations, "rollouts": cache - away}
     phase = max(peaks, key=lambda name: peaks[name])
     parts = {"weights": weights, "optimizer": optimizer, "gradients": held + gradients, "activations": activations,
              "KV cache": cache}

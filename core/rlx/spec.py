@@ -226,11 +226,12 @@ class EngineSpec(Section):
     """What is split over the ranks: optimizer states; gradients too; weights too."""
     offload: Literal["optimizer", "all"] | None = None
     """What waits in the CPU's memory: masters and moments; with zero_stage 3 also the weights."""
+    offload_while_sampling: bool = False
+    """Masters, moments and gradients are in the CPU's memory while the policy samples, and come back for updates."""
     activation_checkpointing: bool = False
     """Compute activations a second time in the backward pass instead of keeping them."""
     compile: bool | None = None
-    """Fuse the kernels of layers and logprobs with torch.compile, which takes up to a minute once and needs a C
-    compiler; null: on a GPU, for runs long enough to win that back."""
+    """Fuse kernels with torch.compile: a minute once, and a C compiler; null: on a GPU, for runs that win it back."""
     deterministic: bool = False
     """Only kernels that give the same bits each time, where a GPU has others that are faster."""
 
@@ -263,8 +264,7 @@ class RunSpec(Section):
     eval_every: int | None = Field(None, ge=1)
     """Steps between evaluations on data.eval; also before the first step and after the last."""
     sample_every: int | None = Field(10, ge=1)
-    """Steps between looks at a few chosen prompts, and between tables of samples in trackers; null for none. samples/
-    has a file of every step in any case."""
+    """Steps between looks at chosen prompts, and tables of samples in trackers; null: none. samples/ has all steps."""
     stuck_after: float = Field(7200, gt=0)
     """Seconds that one phase of a step may take; then each rank's stack is written down and the run ends."""
     resume: str | None = None

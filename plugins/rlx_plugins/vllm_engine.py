@@ -38,7 +38,7 @@ class Engine:
             device: where it runs: the CPU, or the current GPU.
             dtype: of weights and activations.
             length: of prompt and completion together, in tokens.
-            size: weights of the policy, to foresee what training will still allocate.
+            size: weights whose moments the optimizer will make later, beside what is asleep.
             eager: start without compiling and capturing CUDA graphs, as on a CPU always.
             memory: part of the GPU, or size of the KV cache; neither takes most of what is free.
         """

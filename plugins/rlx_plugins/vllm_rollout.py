@@ -38,7 +38,8 @@ class VLLMRollout:
         self._config.architectures = [type(plain).__name__]
         self._names = set(weights)
         # Under ZeRO-3 a weight holds nothing, and says in ds_numel what it stands for.
-        self._size = sum(getattr(weight, "ds_numel", weight.numel()) for weight in weights.values())
+        size = sum(getattr(weight, "ds_numel", weight.numel()) for weight in weights.values())
+        self._moments = 0 if context.makes_room else size
         short = context.tokens is not None and context.tokens < SHORT
         self._eager = short if options.enforce_eager is None else options.enforce_eager
         self._engine: Engine | None = None
@@ -114,7 +115,7 @@ class VLLMRollout:
 
     def _start(self) -> Engine:
         try:
-            return Engine(self._config, self._device, self._dtype, self._length, size=self._size,
+            return Engine(self._config, self._device, self._dtype, self._length, size=self._moments,
                           eager=self._eager, memory=self._options)
         except RlxError:
             raise

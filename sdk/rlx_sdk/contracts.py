@@ -152,6 +152,7 @@ class RolloutContext:
         max_length: prompt and completion together, in tokens.
         whole: to be entered by every rank around a generation with ``policy`` itself, whose weights may be split.
         tokens: that this rank will sample at most, if that is known.
+        makes_room: masters and moments leave the device before each `sync`, until the next update.
     """
 
     policy: Any
@@ -163,6 +164,7 @@ class RolloutContext:
     max_length: int
     whole: Callable[[], AbstractContextManager[None]] = nullcontext
     tokens: int | None = None
+    makes_room: bool = False
 
 
 class RolloutBackend(Protocol):
