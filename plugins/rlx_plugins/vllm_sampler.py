@@ -122,9 +122,10 @@ class Draw:
             return found
         of_rows = [generators[row] for row in range(len(logits))]
         seeds = np.array([generator.initial_seed() for generator in of_rows], np.uint64)
-        places = np.array([generator.get_offset() // OFFSET for generator in of_rows], np.uint64)
-        for generator in of_rows:
-            generator.set_offset(generator.get_offset() + OFFSET)
+        offsets = [generator.get_offset() for generator in of_rows]
+        for generator, offset in zip(of_rows, offsets, strict=True):
+            generator.set_offset(offset + OFFSET)
+        places = np.array(offsets, np.uint64) // np.uint64(OFFSET)
         u = torch.from_numpy(uniforms(seeds, places))
         u = u.pin_memory().to(logits.device, non_blocking=True) if logits.is_cuda else u
         logprobs = logits.log_softmax(-1, torch.float32)
