@@ -236,21 +236,45 @@ def test_the_scheduler_is_cut_short_only_where_it_does_nothing(tight, checked, k
     assert len(checked) > 0.5 * tokens
 
 
-@pytest.mark.parametrize("late", [0, 1, 2])
-def test_also_where_tokens_come_some_steps_after_they_are_scheduled(tight, checked, late):
-    """As from a GPU, of which the scheduler is a step ahead."""
+@pytest.fixture
+def scheduled(tight):
+    """Makes a request with blocks for its prompt, of which none is in the cache of prompts."""
     from vllm.v1.request import Request as Scheduled
 
     from vllm import SamplingParams
 
     manager = tight.scheduler.kv_cache_manager
+    hasher, made = tight.engine._llm.llm_engine.engine_core.engine_core.request_block_hasher, []
+
+    def make(length):
+        made.append(Scheduled(request_id=f"own {len(made)}", prompt_token_ids=list(prompt(1, length)),
+                              sampling_params=SamplingParams(max_tokens=99), pooling_params=None, block_hasher=hasher))
+        assert manager.allocate_slots(made[-1], length, new_computed_blocks=manager.empty_kv_cache_blocks,
+                                      delay_cache_blocks=True)
+        made[-1].num_computed_tokens = length
+        return made[-1]
+
+    yield make
+    for request in made:
+        manager.free(request)
+
+
+def test_a_block_is_in_the_cache_of_prompts_with_its_last_token(tight, checked, scheduled):
+    manager, request = tight.scheduler.kv_cache_manager, scheduled(3 * BLOCK + 1)
     (blocks,) = manager.coordinator.single_type_managers
-    hasher = tight.engine._llm.llm_engine.engine_core.engine_core.request_block_hasher
+    for tokens in range(1, 3 * BLOCK + 2):
+        manager.cache_blocks(request, tokens)
+        assert blocks.num_cached_block.get(request.request_id, 0) == tokens // BLOCK
+    assert checked.count("cache_blocks") == 3 * BLOCK + 1 - 3
+
+
+@pytest.mark.parametrize("late", [0, 1, 2])
+def test_also_where_tokens_come_some_steps_after_they_are_scheduled(tight, checked, scheduled, late):
+    """As from a GPU, of which the scheduler is a step ahead."""
+    manager = tight.scheduler.kv_cache_manager
+    (blocks,) = manager.coordinator.single_type_managers
     for length in (1, BLOCK - 1, BLOCK, BLOCK + 1):
-        request = Scheduled(request_id=f"r{late}{length}", prompt_token_ids=list(prompt(late, length)),
-                            sampling_params=SamplingParams(max_tokens=99), pooling_params=None, block_hasher=hasher)
-        manager.allocate_slots(request, length, new_computed_blocks=manager.empty_kv_cache_blocks)
-        request.num_computed_tokens = length
+        request = scheduled(length)
         for step in range(60):
             if step >= late:
                 request.append_output_token_ids(step)
@@ -259,7 +283,6 @@ def test_also_where_tokens_come_some_steps_after_they_are_scheduled(tight, check
             request.num_computed_tokens += 1
             assert len(blocks.req_to_blocks[request.request_id]) == -(-request.num_computed_tokens // BLOCK)
         assert blocks.num_cached_block[request.request_id] == (request.num_computed_tokens - late) // BLOCK
-        manager.free(request)
     assert checked.count("allocate_slots") > 0.7 * 4 * 60
 
 
