@@ -18,7 +18,8 @@ from torch import Tensor
 
 from rlx_plugins.options import VLLMOptions
 from rlx_plugins.seeds import spread_seed
-from rlx_plugins.vllm_sampler import install
+from rlx_plugins.vllm_sampler import Draw, Record, install
+from rlx_plugins.vllm_scheduler import shorten
 from rlx_plugins.vllm_weights import keep_weights_summable, load, refusal
 from rlx_sdk import InputError, ModelError, Request
 
@@ -43,6 +44,7 @@ class Engine:
             memory: part of the GPU, or size of the KV cache; neither takes most of what is free.
         """
         self._asleep: set[str] = set()
+        self._record: Record | None = None
         self._gpu, self._guest = device != "cpu", torch.distributed.is_initialized()
         self._sleeps = self._gpu and memory.kv_cache_gib is None
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
@@ -57,15 +59,25 @@ class Engine:
                 max_model_len=length, enforce_eager=eager or not self._gpu, logprobs_mode="processed_logprobs",
                 **_placement(), **(_gpu_memory(memory, size) if self._gpu else _cpu_memory()))
             self._model = self._llm.apply_model(lambda model: model)[0]
-            self._llm.collective_rpc(lambda worker: install(worker.model_runner))
+            self._draw: Draw | None = self._llm.collective_rpc(lambda worker: install(worker.model_runner))[0]
+            shorten(self._llm)
         problem = refusal(self._model, config.architectures[0], self._gpu)
         if problem:
             self.close()
             raise ModelError(f"vllm {problem}. Use --rollout hf.")
 
     def add(self, requests: Sequence[Request], settings: Sequence[Any]) -> None:
-        """Queue requests under their index."""
+        """Queue requests under their index.
+
+        If all are samples of training, the logprobs are kept where they are drawn, and vLLM is not asked for them.
+        """
+        self._record = None
+        seeds = [chosen.seed + i for chosen in settings for i in range(chosen.n)]
+        plain = all(chosen.temperature and chosen.top_p == 1 and not chosen.top_k for chosen in settings)
+        if self._draw is not None and plain and len(set(seeds)) == len(seeds) > 0:
+            self._record = self._draw.record = Record(seeds, max(chosen.max_tokens for chosen in settings))
         for i, (request, chosen) in enumerate(zip(requests, settings, strict=True)):
+            chosen.logprobs = None if self._record else 0
             self._llm.llm_engine.add_request(str(i), {"prompt_token_ids": list(request.tokens)}, chosen)
 
     def next_done(self) -> list[Any]:
@@ -76,8 +88,17 @@ class Engine:
                 done = [output for output in self._llm.llm_engine.step() if output.finished]
         return done
 
-    def abort(self, ids: Iterable[str]) -> None:
-        """Drop requests."""
+    def logprobs(self, output: Any, seed: int) -> list[float]:
+        """Of a completion that is done, by its request's seed."""
+        if self._record is None:
+            return list(output.logprobs.logprobs)
+        return self._record.logprobs(seed + output.index, output.token_ids)
+
+    def end(self, ids: Iterable[str]) -> None:
+        """Drop the requests that are not done, and what was kept of the others."""
+        self._record = None
+        if self._draw is not None:
+            self._draw.record = None
         self._llm.llm_engine.abort_request(list(ids))
 
     def load(self, weights: Iterator[tuple[str, Tensor]]) -> set[str]:

@@ -60,14 +60,16 @@ class VLLMRollout:
                 for done in self._engine.next_done():
                     waiting.remove(done.request_id)
                     i = int(done.request_id)
-                    drawn = [self._generation(output) for output in done.outputs]
+                    drawn = [self._generation(output, self._engine.logprobs(output, settings[i].seed))
+                             for output in done.outputs]
                     yield i, drawn * (requests[i].n // len(drawn))
+        except RlxError:
+            raise
         except Exception as error:  # vLLM's own and all its libraries'
             raise TrainingError(f"vllm failed while it sampled: {type(error).__name__}: {error}") from error
         finally:
-            if waiting:
-                with contextlib.suppress(Exception):  # of an engine that failed: the first error is the one to tell
-                    self._engine.abort(waiting)
+            with contextlib.suppress(Exception):  # of an engine that failed: the first error is the one to tell
+                self._engine.end(waiting)
 
     def sync(self, weights: Iterator[tuple[str, Tensor]], version: int) -> Fingerprint:
         """Copy the weights into the engine, and prove that they arrived.
@@ -108,9 +110,9 @@ class VLLMRollout:
             raise InputError(f"vllm: a prompt of {tokens} tokens and {sampling.max_tokens} more do not fit into the "
                              f"model's {self._length}.")
 
-    def _generation(self, output: Any) -> Generation:
+    def _generation(self, output: Any, logprobs: list[float]) -> Generation:
         assert self._version is not None
-        return Generation(list(output.token_ids), list(output.logprobs.logprobs),
+        return Generation(list(output.token_ids), logprobs,
                           "stop" if output.finish_reason == "stop" else "length", self._version)
 
     def _start(self) -> Engine:
