@@ -1,4 +1,4 @@
-"""Spare vLLM's scheduler what it does for every token and in most cases for nothing: a third of its work."""
+"""Spare vLLM's scheduler what it does for every token and in most cases for nothing: a quarter of its work."""
 
 from __future__ import annotations
 
