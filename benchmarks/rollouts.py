@@ -77,10 +77,16 @@ def _measured(backend: Any, policy: Any, requests: list[Request]) -> dict[str, A
 
 
 def _bare(backend: Any, requests: list[Request]) -> dict[str, Any]:
-    """The same engine, asked as its own manual says."""
+    """The same engine, asked as its own manual says, without what rlx has put into it and without seeds."""
     from rlx_plugins.vllm_engine import sampling_params
 
     llm, settings = backend._engine._llm, [sampling_params(r, []) for r in requests]
+    llm.collective_rpc(_undone)
+    manager = llm.llm_engine.engine_core.engine_core.scheduler.kv_cache_manager
+    for name in ("allocate_slots", "cache_blocks"):
+        vars(manager).pop(name, None)
+    for chosen in settings:
+        chosen.seed, chosen.logprobs = None, 0
     prompts = [{"prompt_token_ids": list(r.tokens)} for r in requests]
 
     def generate() -> int:
@@ -91,6 +97,13 @@ def _bare(backend: Any, requests: list[Request]) -> dict[str, Any]:
         backend._engine.forget_prompts()
         speeds.append(_speed(generate))
     return {"bare_tokens_per_s": speeds}
+
+
+def _undone(worker: Any) -> None:
+    """vLLM's own sampler again."""
+    step = getattr(worker.model_runner.sampler, "topk_topp_sampler", None)
+    if step is not None and hasattr(step.forward, "_plain"):
+        step.forward = step.forward._plain
 
 
 def _seconds(what: Callable[[], Any]) -> float:
