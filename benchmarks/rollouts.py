@@ -100,7 +100,7 @@ def _bare(backend: Any, requests: list[Request]) -> dict[str, Any]:
 
 
 def _undone(worker: Any) -> None:
-    """vLLM's own sampler again."""
+    """Give vLLM its own sampler again."""
     step = getattr(worker.model_runner.sampler, "topk_topp_sampler", None)
     if step is not None and hasattr(step.forward, "_plain"):
         step.forward = step.forward._plain
