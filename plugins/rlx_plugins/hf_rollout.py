@@ -15,6 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from rlx.models import plain_model
 from rlx_plugins.hf_decode import can_record, decode
 from rlx_plugins.options import HFOptions
 from rlx_plugins.seeds import spread_seed, uniforms
@@ -27,7 +28,8 @@ class HFRollout:
     def __init__(self, options: HFOptions, context: RolloutContext) -> None:
         """Keep the trainer's module."""
         self._options, self._context, self._version = options, context, -1
-        self._records = context.device != "cpu" and not options.enforce_eager and can_record(context.policy)
+        self._records = context.device != "cpu" and not options.enforce_eager and can_record(
+            plain_model(context.policy))
 
     @property
     def exact(self) -> bool:
@@ -88,8 +90,8 @@ class HFRollout:
                   sampling: Sampling) -> tuple[Tensor, Tensor] | None:
         """``[R, L]`` tokens and logprobs, with CUDA graphs; nothing if they fail, as from then on."""
         try:
-            return decode(self._context.policy, tokens, attention, rows, uniforms, partial(_draw, sampling=sampling),
-                          self._context.stop_token_ids)
+            return decode(plain_model(self._context.policy), tokens, attention, rows, uniforms,
+                          partial(_draw, sampling=sampling), self._context.stop_token_ids)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # a model's own: whatever it does that a graph cannot hold

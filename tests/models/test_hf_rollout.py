@@ -11,7 +11,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from rlx.batching import pad_sequences
-from rlx.models import CausalLM
+from rlx.models import CausalLM, add_lora, plain_model
 from rlx_plugins import hf_decode, hf_rollout
 from rlx_plugins.hf_rollout import HFRollout
 from rlx_plugins.options import HFOptions
@@ -36,7 +36,7 @@ def backend(llama, request, monkeypatch):
         CausalLM(policy)
         context = RolloutContext(policy, "folder", stops, pad, "cpu", dtype, 64)
         made = HFRollout(HFOptions(**options), context)
-        assert hf_decode.can_record(policy)
+        assert hf_decode.can_record(plain_model(policy))
         made._records = steps
         made.sync(iter(()), version=7)
         yielded.append(made)
@@ -270,6 +270,24 @@ def test_changed_weights_show_at_once(backend, llama):
     with torch.no_grad():
         model.lm_head.weight.neg_()
     assert {i: texts(group) for i, group in made.generate(asked)} != before
+
+
+def test_an_adapter_is_part_of_the_policy(backend, llama):
+    torch.manual_seed(0)
+    model, asked = add_lora(CausalLM(llama()).model, 4, 8, "all-linear"), requests(Sampling(1.0, 1.0, 12), *PROMPTS)
+    before = {i: texts(group) for i, group in backend(model).generate(asked)}
+    assert before == {i: texts(group) for i, group in backend(llama()).generate(asked)}
+    for name, weight in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(weight, std=0.3)
+    rows = [(asked[i].tokens, g) for i, group in backend(model).generate(asked) for g in group]
+    seqs = pad_sequences([prompt for prompt, _ in rows], [g.tokens for _, g in rows], 0,
+                         rollout_logprobs=[g.logprobs for _, g in rows])
+    with torch.no_grad():
+        logprobs = torch.log_softmax(model(seqs.tokens).logits.float(), -1)[:, :-1].gather(2, seqs.tokens[:, 1:, None])
+    wanted = torch.nn.functional.pad(logprobs[..., 0], (1, 0)) * seqs.mask
+    torch.testing.assert_close(seqs.per_token["rollout_logprobs"] * seqs.mask, wanted, atol=1e-4, rtol=0)
+    assert {i: texts(group) for i, group in backend(model).generate(asked)} != before
 
 
 def test_it_is_exact_in_float32_only(backend):
