@@ -67,14 +67,12 @@ class Engine:
     @property
     def device(self) -> torch.device:
         """Where the module runs."""
-        device: torch.device = self._deepspeed.device
-        return device
+        return torch.device(self._deepspeed.device)
 
     @property
     def shares(self) -> bool:
         """Whether the model can compute the prompt of a pair once."""
-        shares: bool = self.module.shares
-        return shares
+        return bool(self.module.shares)
 
     @property
     def in_step(self) -> bool:
@@ -237,8 +235,7 @@ class Engine:
 
 def _shape(parameter: nn.Parameter) -> torch.Size:
     """Of the whole parameter: under ZeRO-3 a rank holds a flat part."""
-    shape: torch.Size = getattr(parameter, "ds_shape", parameter.shape)
-    return shape
+    return torch.Size(getattr(parameter, "ds_shape", parameter.shape))
 
 
 def learning_rate(optim: OptimSpec, update: int, total: int) -> float:

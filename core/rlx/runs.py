@@ -109,8 +109,8 @@ class RunFolder:
         """Lines of steps of training, or of evaluations; half a line of a killed run is passed over."""
         file = self.path / "metrics.jsonl"
         text = file.read_text(encoding="utf-8") if file.is_file() else ""
-        lines = [json.loads(line) for line in text.splitlines() if _step_of(line) < math.inf]
-        return [line for line in lines if ("time/step" in line) == training]
+        return [found for line in text.splitlines() if _step_of(line) < math.inf
+                and ("time/step" in (found := json.loads(line))) == training]
 
     def log_skipped(self, step: int, role: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Which rows had a loss that was not finite, in ``skipped.jsonl``."""
@@ -202,7 +202,7 @@ def _compare(saved: Tree, now: Tree, checkpoint: Path, say: Any, forced: bool) -
     """Refuse what would make the continuation another run, unless forced; say what else has changed."""
     old, new = _flat(saved), _flat(now)
     changed = [k for k in sorted(old.keys() | new.keys()) if old.get(k) != new.get(k)
-               and not k.startswith(("run.resume", "run.name", "run.dir"))]
+               and not k.startswith((*_OF_A_MACHINE, "run.name"))]
     refused = [k for k in changed if k in _FIXED]
     if refused and not forced:
         raise SpecError([f"'{k}' is {new.get(k)!r} and was {old.get(k)!r} in the run of '{checkpoint}', so it cannot "
