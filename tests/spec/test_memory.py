@@ -87,17 +87,20 @@ with sdpa_kernel(SDPBackend.MATH if spec["engine"]["dtype"] == "float32" else SD
 @pytest.mark.full
 @pytest.mark.parametrize("stage", [1, 2, 3])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_the_estimate_is_what_is_alive_on_each_of_two_ranks(tmp_path, monkeypatch, stage, dtype):
-    """Weights split and gathered, gradients reduced in buckets: nearly all is weights."""
+def test_the_estimate_is_what_is_alive_on_the_fuller_of_two_ranks(tmp_path, monkeypatch, stage, dtype):
+    """Weights split and gathered, gradients reduced in buckets: nearly all is weights, and the head the largest.
+
+    At stage 2 the rank to which the head's gradient belongs has more than the other; the estimate is of that one.
+    """
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     monkeypatch.syspath_prepend(Path(__file__).parents[2])
     from benchmarks.memory import spec_of
 
     spec = spec_of("sft", tiny_model(tmp_path / "model"), tmp_path, 16, 6, 0, 2)
     spec |= {"train": {**spec["train"], **SHORT}, "engine": {"zero_stage": stage, "dtype": dtype}}
-    for said in run_ranks(2, "-c", OF_A_RANK, json.dumps(spec)):
-        [found] = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
-        assert 0.9 < found["ratio"] < 1.2, found
+    said = "\n".join(run_ranks(2, "-c", OF_A_RANK, json.dumps(spec)))
+    one, other = (json.loads(line) for line in said.splitlines() if line.startswith("{"))
+    assert 0.9 < min(one["ratio"], other["ratio"]) < 1.2, (one, other)
 
 
 def ppo(shape: Shape) -> list[Role]:
