@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from rlx.data.cache import BATCH_ROWS, Progress, cached_table, unseen
 from rlx.data.convert import CONVERTERS, LINE_COLUMN, file_kind
-from rlx.text import did_you_mean, listing
+from rlx.text import did_you_mean_file, listing
 from rlx_sdk import DataError
 
 __all__ = ["BATCH_ROWS", "Rows", "cached_table", "open_rows"]
@@ -165,7 +165,10 @@ def _open_dataset(path: str, cache_dir: Path, progress: Progress) -> _File:
     try:
         found = datasets.load_from_disk(name) if Path(name).is_dir() else datasets.load_dataset(name)
     except Exception as error:  # the hub's, the network's, a script's
-        raise DataError(f"data '{path}' cannot be had through datasets: {type(error).__name__}: {error}") from error
+        hint = "A file is named without hf:" if Path(name).expanduser().is_file() else (
+            "Give hf:ORG/NAME as the hub has it, a folder that save_to_disk wrote, or a file without hf:")
+        raise DataError(f"data '{path}' cannot be had through datasets: {type(error).__name__}: {error}. {hint}"
+                        ) from error
     if isinstance(found, dict):
         if (split or "train") not in found:
             raise DataError(f"data '{path}' has no split '{split or 'train'}'; it has {listing(found)}. Name one, e.g. "
@@ -199,6 +202,4 @@ def _find(path: str) -> list[Path]:
     if there or file.is_dir():
         raise DataError(f"data path '{path}' (looked at {file.absolute()}) holds no {listing(CONVERTERS)} file; it "
                         f"holds {listing(p.name for p in there) or 'nothing'}.")
-    siblings = [p.name for p in file.parent.iterdir()] if file.parent.is_dir() else []
-    hint = did_you_mean(file.name, siblings)
-    raise DataError(f"there is no data file '{path}' (looked at {file.absolute()}).{hint}")
+    raise DataError(f"there is no data file '{path}' (looked at {file.absolute()}).{did_you_mean_file(file)}")
