@@ -82,15 +82,15 @@ def _limits(plan: Plan) -> Limits:
     return Limits(spec.data.max_prompt or left, None, spec.data.overlong)
 
 
-def build_rewards(plan: Plan, device: str = "cpu") -> RewardPanel:
-    """The rewards of a plan."""
-    return reward_panel(plan.rewards, plan.spec.rewards, device, plan.spec.run.seed, plan.spec.combine == "normalized")
+def build_rewards(plan: Plan, device: str = "cpu", trial: bool = False) -> RewardPanel:
+    """The rewards of a plan; on trial they wait for nothing that is not there."""
+    return reward_panel(plan.rewards, plan.spec.rewards, RewardContext(device, plan.spec.run.seed, trial),
+                        plan.spec.combine == "normalized")
 
 
-def reward_panel(chosen: Sequence[Chosen], specs: Sequence[RewardSpec], device: str, seed: int,
+def reward_panel(chosen: Sequence[Chosen], specs: Sequence[RewardSpec], context: RewardContext,
                  normalised: bool = False) -> RewardPanel:
     """Chosen rewards, built."""
-    context = RewardContext(device, seed)
     return RewardPanel([Provider(one.name, one.entry.label, spec, _isolated(one, spec, context) if spec.isolate else
                                  one.build(context)) for one, spec in zip(chosen, specs, strict=True)], normalised)
 

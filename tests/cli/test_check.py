@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -93,3 +95,18 @@ def test_checkpoints_that_will_not_fit_and_a_folder_that_cannot_be_written_are_r
         assert f"the run folder cannot be made in '{disk}', which is read-only" in rlx("check", *flags).err
     finally:
         subprocess.run(["umount", "-l", disk], check=True)
+
+
+@pytest.mark.parametrize("reward", ["judge", "http"])
+def test_a_service_that_is_not_there_is_said_at_once(rlx, reward):
+    """A run waits for it, five minutes long."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
+    more = ("--set", f"rewards=[{{name: 'judge:m', options: {{url: '{url}'}}}}]") if reward == "judge" else (
+        "--reward", url)
+    begin = time.monotonic()
+    result = rlx("check", "--algo", "grpo", *more)
+    assert result.code == 1
+    assert f"{url}{'/chat/completions' * (reward == 'judge')} could not be reached: ConnectError" in result.err
+    assert time.monotonic() - begin < 60
