@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import random
 import shutil
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -45,17 +47,29 @@ def test_one_flag_changes_the_algorithm_and_leaves_an_hf_checkpoint(train, algo)
     assert (result.checkpoint / "critic").is_dir() == (algo == "ppo")
 
 
+def drawn(samples: list[Sample]) -> list[float]:
+    """A reward of length, and of every library's random numbers."""
+    return [len(s.completion) / 50 + random.random() + np.random.rand() + float(torch.rand(())) for s in samples]
+
+
 @pytest.mark.parametrize("algo", ALL)
 def test_resumed_equals_uninterrupted_bit_for_bit(train, algo):
-    updates = {"minibatches": 2, "update_epochs": 2}
-    straight = train(algo, train=updates, run={"name": "straight"})
+    """Of PPO with all that a run carries from step to step: schedules, a KL coefficient that moves, random rewards."""
+    ppo = algo == "ppo"
+    more = {"minibatches": 2, "update_epochs": 2, **({"optim": {"critic": {"schedule": "linear"}}} if ppo else {})}
+    settings = {"train": more, **({"reward": drawn, "rollout": {"max_completion": 12}} if ppo else {})}
+    kl = {"name": "ppo", "kl": {"coef": 0.2, "target": 1e-4, "horizon": 64}}
+    run = {"sample_every": None} if ppo else {}
+    straight = train(kl if ppo else algo, **settings, run={"name": "straight", **run})
     broken = straight.run.parent / "broken"
     shutil.copytree(straight.run, broken)
     shutil.rmtree(broken / "checkpoints" / "global_step_4")
 
-    resumed = train(algo, train=updates, run={"name": "broken", "resume": "auto"})
+    resumed = train(kl if ppo else algo, **settings, run={"name": "broken", "resume": "auto", **run})
 
     assert resumed.run == broken
+    steps = [line for line in metrics_of(straight.run) if "loss/policy" in line]
+    assert not ppo or len({line["kl/coef"] for line in steps}) == len({line["lr/critic"] for line in steps}) == 4
     assert metrics_of(resumed.run) == metrics_of(straight.run)
     for file in straight.run.glob("samples/*.parquet"):
         pd.testing.assert_frame_equal(pd.read_parquet(file), pd.read_parquet(broken / "samples" / file.name))
