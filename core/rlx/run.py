@@ -67,7 +67,7 @@ def run(plan: Plan, view: View) -> Result:
         saved = ranks.first_does(lambda: read_state(checkpoint) if checkpoint else {})
         if checkpoint:
             ranks.agree({f"the checkpoint '{checkpoint}' is there": checkpoint.exists()}, SHARE)
-            same_data(saved["data"], inputs.train, checkpoint, plan.spec.run.resume_changed, view.note)
+            same_data(saved["data"], inputs, checkpoint, plan.spec.run.resume_changed, view.note)
         ranks.first_does(lambda: _preflight(plan, inputs, ranks.world, view))
         folder = _own(folder, ranks, stack)
         log = "libraries.log" if ranks.first else f"libraries.log.{ranks.rank}"
@@ -225,11 +225,12 @@ class _Recorder:
 
     def save(self, trainer: Any) -> None:
         from rlx.checkpoint import SaveError, save_checkpoint
+        from rlx.runs import data_of
 
         self.phase("save")
-        rows, run = self._inputs.train.rows, self._plan.spec.run
+        run = self._plan.spec.run
         state = {**trainer.state_dict(), "trackers": self.trackers.tell("state_dict"),
-                 "data": {"rows": len(rows), "fingerprint": rows.fingerprint}, "metrics": self._measure(run.best)}
+                 "data": data_of(self._inputs), "metrics": self._measure(run.best)}
         try:
             self.checkpoint = save_checkpoint(self._folder.checkpoints, trainer.step, trainer.engines,
                                               self._inputs.tokenizer.hf, state, run.keep, self._ranks, run.best)

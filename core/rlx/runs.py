@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from rlx.checkpoint import PREFIX, complete_checkpoints, newest_intact, verify
-from rlx.data import Prepared
 from rlx.hf import model_files
 from rlx.inputs import Inputs
 from rlx.layers import Tree, absolute_paths, read_spec_file, to_yaml
@@ -162,7 +161,8 @@ def load_saved_spec(run: Path) -> Tree:
         CheckpointError: it is no run folder.
     """
     if not (run / "spec.yaml").is_file():
-        raise CheckpointError(f"'{run}' is not a run folder: it has no spec.yaml")
+        raise CheckpointError(f"'{run}' is not a run folder: it has no spec.yaml. Give the folder that holds one, and "
+                              "checkpoints.")
     return read_spec_file(run / "spec.yaml")
 
 
@@ -181,10 +181,8 @@ def open_run(plan: Plan, say: Any) -> tuple[RunFolder, Path | None]:
             raise SpecError([f"the run folder '{folder.path}' already holds a run. Continue it with --resume auto, or "
                              "give another run.name."])
         return folder, None
-    if run.resume == "auto":
-        checkpoint = newest_intact(folder.checkpoints, say)
-    else:
-        checkpoint = _explicit(Path(run.resume).expanduser(), folder)
+    checkpoint = newest_intact(folder.checkpoints, say) if run.resume == "auto" else _explicit(
+        Path(run.resume).expanduser(), folder)
     if checkpoint is None:
         say(f"nothing to resume in '{folder.path}': starting from the beginning")
         return folder, None
@@ -214,21 +212,27 @@ def _compare(saved: Tree, now: Tree, checkpoint: Path, say: Any, forced: bool) -
             say(what + listing(f"{k} {old.get(k)!r} -> {new.get(k)!r}" for k in keys))
 
 
-def same_data(saved: Mapping[str, Any], train: Prepared, checkpoint: Path, forced: bool, say: Any) -> None:
-    """Refuse to continue on data of another content, unless forced: the position in it would mean other rows.
+def data_of(inputs: Inputs) -> list[dict[str, Any]]:
+    """What is learned from, and what is held out, if that is."""
+    return [part.rows.identity for part in (inputs.train, inputs.held_out) if part]
+
+
+def same_data(saved: Sequence[Mapping[str, Any]], inputs: Inputs, checkpoint: Path, forced: bool, say: Any) -> None:
+    """Refuse to continue on data of another content, unless forced.
+
+    The position in it would mean other rows; and what was measured on other held-out rows is not to be compared.
 
     Raises:
         SpecError: with both numbers of rows.
     """
-    rows = train.rows
-    if saved["fingerprint"] == rows.fingerprint:
-        return
-    what = (f"data file '{rows.file}' has changed since the checkpoint '{checkpoint}' ({len(rows)} rows, were "
-            f"{saved['rows']})")
-    if not forced:
-        raise SpecError([f"{what}, so its run cannot be continued. Put it back, or start a new run from those weights "
-                         f"with --model {checkpoint / 'actor'}; {FORCE}"])
-    say(f"{what}; continued by force: rows may come twice or not at all")
+    for part, then in zip(filter(None, (inputs.train, inputs.held_out)), saved, strict=False):
+        what = (f"data file '{part.rows.file}' has changed since the checkpoint '{checkpoint}' ({len(part.rows)} rows, "
+                f"were {then['rows']})")
+        if part.rows.identity != then and not forced:
+            raise SpecError([f"{what}, so its run cannot be continued. Put it back, or start a new run from those "
+                             f"weights with --model {checkpoint / 'actor'}; {FORCE}"])
+        if part.rows.identity != then:
+            say(f"{what}; continued by force: it goes on with other rows")
 
 
 def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:

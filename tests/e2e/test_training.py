@@ -279,11 +279,27 @@ def test_changed_data_and_algorithm_are_refused_and_a_changed_learning_rate_is_s
     assert train("sft", **faster, run={"name": "c", "resume": "auto"}, quiet=False).steps == 3
     assert "changed since the checkpoint: train.optim.policy.lr 0.0003 -> 1e-05" in capsys.readouterr().out
     data.write_text("\n".join([*rows, rows[0]]))
-    with pytest.raises(SpecError, match=r"has changed since the checkpoint .*9 rows, were 8"):
+    with pytest.raises(SpecError, match=r"data file '.*d.jsonl' has changed since the checkpoint .*9 rows, were 8"):
         train("sft", **here | {"train": {"steps": 5}}, run={"name": "c", "resume": "auto"})
     forced = {"name": "c", "resume": "auto", "resume_changed": True}
     assert train("sft", **here | {"train": {"steps": 5, "batch_size": 4}}, run=forced).steps == 5
     assert load_saved_spec(tmp_path / "runs" / "c")["run"]["resume_changed"] is False
+
+
+def test_held_out_data_that_has_changed_is_refused_too(train, tmp_path, capsys):
+    """What was measured on others, and a best checkpoint by it, is not to be compared."""
+    data, held_out = tmp_path / "d.jsonl", tmp_path / "e.jsonl"
+    for file, rows in ((data, 8), (held_out, 2)):
+        file.write_text("".join(f"{json.dumps({'prompt': f'p{i}', 'completion': 'ok'})}\n" for i in range(rows)))
+    settings = {"data": {"path": str(data), "eval": str(held_out)}, "train": {"steps": 1}}
+    train("sft", **settings, run={"name": "c"})
+    held_out.write_text(held_out.read_text() * 2)
+    more = settings | {"train": {"steps": 2}}
+    with pytest.raises(SpecError, match=r"data file '.*e.jsonl' has changed since the checkpoint .*4 rows, were 2"):
+        train("sft", **more, run={"name": "c", "resume": "auto"})
+    capsys.readouterr()
+    train("sft", **more, run={"name": "c", "resume": "auto", "resume_changed": True}, quiet=False)
+    assert "(4 rows, were 2); continued by force: it goes on with other rows" in capsys.readouterr().out
 
 
 QUICK = Path(rlx.__file__).parent / "quickstart"

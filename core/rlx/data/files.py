@@ -66,6 +66,11 @@ class Rows:
         """Count."""
         object.__setattr__(self, "ends", tuple(accumulate(file.table.num_rows for file in self.files)))
 
+    @property
+    def identity(self) -> dict[str, Any]:
+        """By which a resumed run knows that they are the same."""
+        return {"rows": len(self), "fingerprint": self.fingerprint}
+
     def __len__(self) -> int:
         """The number of rows."""
         return self.ends[-1]
