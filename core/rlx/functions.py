@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from rlx.machine import expanded
 from rlx.registry import Entry, Registry, stdout_to_stderr
 from rlx.text import did_you_mean, did_you_mean_file, listing
 from rlx_sdk import PluginError, RewardPlugin
@@ -58,7 +59,7 @@ def as_plugin(found: Any, name: str) -> RewardPlugin:
 
 def _file(place: str, text: str) -> tuple[ModuleType, str]:
     """The module of a file, run once, and a short hash of it in the place of a version."""
-    path = Path(place).expanduser().absolute()
+    path = expanded(place).absolute()
     if not path.is_file():
         raise PluginError(f"reward '{text}': there is no file '{path}'.{did_you_mean_file(path)}")
     version = hashlib.sha256(path.read_bytes()).hexdigest()[:12]

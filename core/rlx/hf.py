@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from rlx.machine import expanded
 from rlx.text import did_you_mean_file
 
 
@@ -18,7 +19,7 @@ def pretrained_args(path: str) -> dict[str, Any]:
 
 def model_files(path: str) -> list[tuple[str, int, int]]:
     """Name, size and time of each file that makes a model: they tell whether it is the same as before."""
-    place = Path(path).expanduser()
+    place = expanded(path)
     if not place.exists():  # a hub name
         from transformers.utils.hub import cached_file
 

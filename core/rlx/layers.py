@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from rlx.machine import expanded
 from rlx_sdk import SpecError
 from rlx_sdk.errors import type_of
 
@@ -125,7 +126,7 @@ def _is_there(path: Path) -> bool:
 def expand_home(tree: Tree) -> Tree:
     """The tree with ``~`` written out in every path."""
     settings = (*_PATHS, "data.cache", "run.dir", "run.resume")
-    return _each_path(tree, settings, lambda p: str(Path(p).expanduser()) if p.startswith("~") else p)
+    return _each_path(tree, settings, lambda p: str(expanded(p)) if p.startswith("~") else p)
 
 
 def _each_path(tree: Tree, settings: Sequence[str], change: Callable[[str], str]) -> Tree:

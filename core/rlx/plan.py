@@ -234,5 +234,4 @@ def validated(model: type[Any], value: Any, prefix: str = "") -> Any:
     except ValidationError as error:
         raise SpecError(sentences(error, model, value, prefix)) from error
     except TypeError as error:
-        where = prefix.rstrip(".") or "the spec"
-        raise SpecError([f"{where} holds a value that YAML could not: {error}"]) from error
+        raise SpecError([f"{prefix.rstrip('.') or 'the spec'} holds a value that YAML could not: {error}"]) from error

@@ -18,6 +18,7 @@ from rlx.checkpoint import PREFIX, complete_checkpoints, newest_intact, verify
 from rlx.hf import model_files
 from rlx.inputs import Inputs
 from rlx.layers import Tree, absolute_paths, read_spec_file, to_yaml
+from rlx.machine import expanded
 from rlx.plan import Plan
 from rlx.text import listing
 from rlx_sdk import CheckpointError, SpecError
@@ -175,14 +176,14 @@ def open_run(plan: Plan, say: Any) -> tuple[RunFolder, Path | None]:
     """
     run = plan.spec.run
     now = f"{plan.algorithm.name}-{datetime.now():%Y%m%d-%H%M%S}"
-    folder = RunFolder(Path(run.dir).expanduser() / (run.name or now), run.name is not None)
+    folder = RunFolder(expanded(run.dir) / (run.name or now), run.name is not None)
     if run.resume is None:
         if folder.taken:
             raise SpecError([f"the run folder '{folder.path}' already holds a run. Continue it with --resume auto, or "
                              "give another run.name."])
         return folder, None
     checkpoint = newest_intact(folder.checkpoints, say) if run.resume == "auto" else _explicit(
-        Path(run.resume).expanduser(), folder)
+        expanded(run.resume), folder)
     if checkpoint is None:
         say(f"nothing to resume in '{folder.path}': starting from the beginning")
         return folder, None

@@ -16,8 +16,7 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """`` Did you mean 'x'?`` with a leading blank, or nothing."""
-    near = nearest(word, known)
-    return f" Did you mean '{near}'?" if near else ""
+    return f" Did you mean '{near}'?" if (near := nearest(word, known)) else ""
 
 
 def did_you_mean_file(path: Path) -> str:

@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from rlx.data.cache import BATCH_ROWS, Progress, cached_table, unseen
 from rlx.data.convert import CONVERTERS, LINE_COLUMN, file_kind
+from rlx.machine import expanded
 from rlx.text import did_you_mean_file, listing
 from rlx_sdk import DataError
 
@@ -133,7 +134,7 @@ def open_rows(paths: Paths, cache_dir: Path, progress: Progress = unseen) -> Row
 
 def _open(path: str, cache_dir: Path, progress: Progress) -> list[_File]:
     """The files that one path means."""
-    folder = Path(path).expanduser()
+    folder = expanded(path)
     if path.startswith(HUB) or any((folder / name).is_file() for name in _SAVED):
         return [_open_dataset(path, cache_dir, progress)]
     try:
@@ -170,7 +171,7 @@ def _open_dataset(path: str, cache_dir: Path, progress: Progress) -> _File:
     try:
         found = datasets.load_from_disk(name) if Path(name).is_dir() else datasets.load_dataset(name)
     except Exception as error:  # the hub's, the network's, a script's
-        hint = "A file is named without hf:" if Path(name).expanduser().is_file() else (
+        hint = "A file is named without hf:" if expanded(name).is_file() else (
             "Give hf:ORG/NAME as the hub has it, a folder that save_to_disk wrote, or a file without hf:")
         raise DataError(f"data '{path}' cannot be had through datasets: {type(error).__name__}: {error}. {hint}"
                         ) from error
@@ -193,7 +194,7 @@ def _find(path: str) -> list[Path]:
     Raises:
         DataError: there are none, or they are of several kinds.
     """
-    file = Path(path).expanduser()
+    file = expanded(path)
     if file.is_file():
         return [file]
     pattern = glob.escape(str(file)) + "/**/*" if file.is_dir() else str(file)
