@@ -125,8 +125,7 @@ class Engine:
         from deepspeed.runtime.zero import GatheredParameters
 
         rank = 0 if change else None  # the rank whose changes go to all
-        manager: contextlib.AbstractContextManager[Any] = GatheredParameters(list(parameters), modifier_rank=rank)
-        return manager
+        return GatheredParameters(list(parameters), modifier_rank=rank)  # type: ignore[no-any-return]
 
     @contextlib.contextmanager
     def whole(self) -> Iterator[None]:

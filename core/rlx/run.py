@@ -7,6 +7,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ def run(plan: Plan, view: View) -> Result:
         RunError: training could not go on.
         RunStopped: a signal asked for the end.
     """
-    from rlx.checkpoint import read_state
+    from rlx.checkpoint import SavedTensors, read_state
     from rlx.determinism import deterministic
     from rlx.inputs import read_inputs
     from rlx.logs import library_log
@@ -72,13 +73,13 @@ def run(plan: Plan, view: View) -> Result:
         folder = _own(folder, ranks, stack)
         log = "libraries.log" if ranks.first else f"libraries.log.{ranks.rank}"
         stack.enter_context(library_log(folder.path / log))
-        from rlx.build import build, resume
+        from rlx.build import build
 
         recorder = _Recorder(folder, view, inputs, plan, ranks)
         trainer = build(plan, inputs, ranks, recorder)
         stack.callback(trainer.source.close)
         if checkpoint:
-            resume(trainer, checkpoint, saved)
+            trainer.load_state_dict(saved, partial(SavedTensors, checkpoint))
             if trainer.step >= trainer.total_steps:
                 raise SpecError([f"nothing to do: '{checkpoint}' is at step {trainer.step} of {trainer.total_steps} "
                                  "already. Raise --steps to train on."])

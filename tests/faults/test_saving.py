@@ -106,12 +106,13 @@ def test_with_failed_save_continue_a_run_outlives_a_full_disk(train, small_disk)
 @pytest.mark.parametrize("number", [
     signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.full)])
 def test_a_signal_ends_the_run_after_its_step_with_a_checkpoint(train, number):
-    settings = {"rollout": {"max_completion": 4, "group_size": 2}, "train": SFT["train"], "data": {"eval": 0}}
-    calls, run = [], {"save_every": 50, "sample_every": None}
+    """An evaluation that is due then would hold it up: it is made when the run goes on."""
+    settings = {"rollout": {"max_completion": 4, "group_size": 2}, "train": SFT["train"], "data": {"eval": 2}}
+    calls, run = [], {"save_every": 50, "sample_every": None, "eval_every": 2}
 
     def reward(samples: Sequence[Sample]) -> list[float]:
         calls.append(len(samples))
-        if len(calls) == 2:
+        if len(calls) == 3:  # of step 2; the first is of an evaluation
             os.kill(os.getpid(), number)
         return [float(len(sample.completion)) for sample in samples]
 
@@ -119,6 +120,7 @@ def test_a_signal_ends_the_run_after_its_step_with_a_checkpoint(train, number):
     with pytest.raises(RunStopped, match=f"by {number.name} after step 2 of 4, saved as .*global_step_2") as ended:
         train("grpo", reward=reward, **settings, run={"name": "ended", **run})
     assert ended.value.code == 128 + number
+    assert len(calls) == 3
     assert signal.getsignal(number) == before
     resumed = train("grpo", reward=reward, **settings, run={"name": "ended", "resume": "auto", **run})
     same(resumed.checkpoint, train("grpo", reward=reward, **settings, run=run).checkpoint)
