@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from rlx.checkpoint import SavedTensors
 from rlx.data.order import Order
 from rlx.engine import Engine
 from rlx.folders import context_length
@@ -88,11 +87,6 @@ def _frozen(plan: Plan, role: Role, modules: dict[Role, Any], handles: dict[Role
         policy: Handle = handles["policy"]
         return replace(policy, module=without_adapter(modules["policy"].model, policy.module))
     return load(role)
-
-
-def resume(trainer: Trainer, checkpoint: Path, state: dict[str, Any]) -> None:
-    """Put a trainer where a checkpoint with that state was taken."""
-    trainer.load_state_dict(state, lambda role: SavedTensors(checkpoint, role))
 
 
 def _load(plan: Plan, role: Role, inputs: Inputs, dtype: torch.dtype, device: str) -> Any:

@@ -142,7 +142,7 @@ def _machine_problems(plan: Plan, ranks: int) -> Iterator[str]:
 def _dry_run(plan: Plan, train: Prepared) -> str:
     rows = range(min(DRY_ROWS, len(train)))
     samples = [as_sample(train.example(row), DRY_COMPLETION, "stop") for row in rows]
-    with closing(build_rewards(plan)) as panel:
+    with closing(build_rewards(plan, trial=True)) as panel:
         found = panel.score(samples, [train.place(row) for row in rows]).by_provider.items()
     nothing = " (it judged none, and so teaches nothing: has the data the columns that it reads?)"
     return ", ".join(f"{name} {scores}{nothing * (set(scores) == {None})}" for name, scores in found)

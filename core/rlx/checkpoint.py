@@ -161,11 +161,10 @@ def newest_intact(folder: Path, say: Callable[[str], None]) -> Path | None:
     for checkpoint in reversed(complete_checkpoints(folder)):
         try:
             verify(checkpoint)
+            return checkpoint
         except CheckpointError as error:
             problems.append(str(error))
             say(f"{error}; looking for an older one")
-        else:
-            return checkpoint
     if problems:
         raise CheckpointError(f"no checkpoint in '{folder}' is whole: {listing(problems)}")
     return None
@@ -192,8 +191,7 @@ def verify(checkpoint: Path) -> None:
 
 def read_state(checkpoint: Path) -> dict[str, Any]:
     """What was saved beside the tensors."""
-    state: dict[str, Any] = json.loads((checkpoint / "state" / "trainer.json").read_text(encoding="utf-8"))
-    return state
+    return dict(json.loads((checkpoint / "state" / "trainer.json").read_text(encoding="utf-8")))
 
 
 class SavedTensors(Mapping[str, Tensor]):
@@ -206,8 +204,7 @@ class SavedTensors(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         """Read one."""
-        tensor: Tensor = self._where[name].get_tensor(name)  # type: ignore[no-untyped-call]
-        return tensor
+        return self._where[name].get_tensor(name)  # type: ignore[no-any-return, no-untyped-call]
 
     def __iter__(self) -> Iterator[str]:
         """All names."""

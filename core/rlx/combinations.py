@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlx.folders import context_length, folder_problems
 from rlx.layers import lookup
+from rlx.machine import expanded
 from rlx.registry import PROGRAM, Registry
 from rlx.spec import MAX_FAILED
 from rlx.text import listing
@@ -113,7 +113,7 @@ def _model_problems(plan: Plan) -> Iterator[str]:
         value = lookup(spec.model.model_dump(), setting.removeprefix("model."))
         if value is not None:
             yield from folder_problems(setting, value)
-    context = context_length(Path(spec.model.path).expanduser())
+    context = context_length(expanded(spec.model.path))
     prompt, completion, total = spec.data.max_prompt, spec.rollout.max_completion, spec.data.max_length
     limit = f"{context}, the model's context (max_position_embeddings)"
     if context and plan.needs.data == "rollouts" and (prompt or 1) + completion > context:
@@ -121,7 +121,7 @@ def _model_problems(plan: Plan) -> Iterator[str]:
         yield f"{summands if prompt else f'a prompt + rollout.max_completion = 1 or more + {completion}'} > {limit}"
     if context and plan.needs.data != "rollouts" and total and total > context:
         yield f"data.max_length = {total} > {limit}"
-    other = spec.model.reference.path and context_length(Path(spec.model.reference.path).expanduser())
+    other = spec.model.reference.path and context_length(expanded(spec.model.reference.path))
     longest = (prompt or 0) + completion if plan.needs.data == "rollouts" else total or context or 0
     if other and longest > other:
         yield f"rows of up to {longest} tokens > {other}, the context of model.reference.path; set data.max_length"

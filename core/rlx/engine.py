@@ -69,14 +69,12 @@ class Engine:
     @property
     def device(self) -> torch.device:
         """Where the module runs."""
-        device: torch.device = self._deepspeed.device
-        return device
+        return torch.device(self._deepspeed.device)
 
     @property
     def shares(self) -> bool:
         """Whether the model can compute the prompt of a pair once."""
-        shares: bool = self.module.shares
-        return shares
+        return bool(self.module.shares)
 
     @property
     def in_step(self) -> bool:
@@ -136,8 +134,7 @@ class Engine:
         from deepspeed.runtime.zero import GatheredParameters
 
         rank = 0 if change else None  # the rank whose changes go to all
-        manager: contextlib.AbstractContextManager[Any] = GatheredParameters(list(parameters), modifier_rank=rank)
-        return manager
+        return GatheredParameters(list(parameters), modifier_rank=rank)  # type: ignore[no-any-return]
 
     @contextlib.contextmanager
     def whole(self) -> Iterator[None]:
@@ -248,8 +245,7 @@ class Engine:
 
 def _shape(parameter: nn.Parameter) -> torch.Size:
     """Of the whole parameter: under ZeRO-3 a rank holds a flat part."""
-    shape: torch.Size = getattr(parameter, "ds_shape", parameter.shape)
-    return shape
+    return torch.Size(getattr(parameter, "ds_shape", parameter.shape))
 
 
 def learning_rate(optim: OptimSpec, update: int, total: int) -> float:

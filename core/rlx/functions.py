@@ -13,8 +13,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from rlx.machine import expanded
 from rlx.registry import Entry, Registry, stdout_to_stderr
-from rlx.text import did_you_mean, listing
+from rlx.text import did_you_mean, did_you_mean_file, listing
 from rlx_sdk import PluginError, RewardPlugin
 from rlx_sdk.errors import cause
 from rlx_sdk.reward import RewardFunction
@@ -58,10 +59,9 @@ def as_plugin(found: Any, name: str) -> RewardPlugin:
 
 def _file(place: str, text: str) -> tuple[ModuleType, str]:
     """The module of a file, run once, and a short hash of it in the place of a version."""
-    path = Path(place).expanduser().absolute()
+    path = expanded(place).absolute()
     if not path.is_file():
-        near = did_you_mean(path.name, [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else [])
-        raise PluginError(f"reward '{text}': there is no file '{path}'.{near}")
+        raise PluginError(f"reward '{text}': there is no file '{path}'.{did_you_mean_file(path)}")
     version = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
     name = f"rlx_reward_{path.stem}_{hashlib.sha256(os.fsencode(path)).hexdigest()[:8]}_{version}"
     if name not in sys.modules:

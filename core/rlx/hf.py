@@ -5,6 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from rlx.machine import expanded
+from rlx.text import did_you_mean_file
+
 
 def pretrained_args(path: str) -> dict[str, Any]:
     """Arguments of ``from_pretrained`` for a folder, a hub name, or one ``.gguf`` file."""
@@ -16,7 +19,7 @@ def pretrained_args(path: str) -> dict[str, Any]:
 
 def model_files(path: str) -> list[tuple[str, int, int]]:
     """Name, size and time of each file that makes a model: they tell whether it is the same as before."""
-    place = Path(path).expanduser()
+    place = expanded(path)
     if not place.exists():  # a hub name
         from transformers.utils.hub import cached_file
 
@@ -25,12 +28,21 @@ def model_files(path: str) -> list[tuple[str, int, int]]:
     return sorted((str(f.absolute()), f.stat().st_size, f.stat().st_mtime_ns) for f in files)
 
 
-def explain_load_failure(path: str, what: str, error: Exception) -> str:
-    """What is wrong with a model path, and the fix."""
+def explain_load_failure(path: str, what: str, error: Exception, trust: str = "model.trust_remote_code = true",
+                         give: str = "--model a folder with config.json and *.safetensors, or a .gguf file") -> str:
+    """What is wrong with a model path, and the fix.
+
+    Args:
+        path: folder, file or hub name.
+        what: could not be loaded from there.
+        error: of whoever tried.
+        trust: the setting that lets the model bring code.
+        give: where a model is named, and what is wanted there.
+    """
     local = Path(path)
     if "trust_remote_code" in str(error):
         return (f"the {what} of '{path}' brings Python code of its own, which is not run unasked: read it, and set "
-                "model.trust_remote_code = true if you trust it.")
+                f"{trust} if you trust it.")
     reason = str(error).strip().partition("\n")[0].rstrip(".: ")
     if local.is_dir():
         found = ", ".join(sorted(p.name for p in local.iterdir())[:8]) or "nothing"
@@ -38,5 +50,5 @@ def explain_load_failure(path: str, what: str, error: Exception) -> str:
         return f"no {what} could be loaded from the folder '{local.resolve()}' (it holds {found}): {reason}.{lacks}"
     if local.exists():
         return f"no {what} could be loaded from '{local.resolve()}': {reason}."
-    return (f"model '{path}': there is no such folder ({local.absolute()}), and it could not be had as a hub name "
-            f"either: {reason}. Give --model a folder with config.json and *.safetensors, or a .gguf file.")
+    return (f"{what.replace('tokenizer', 'model')} '{path}': there is no such folder ({local.absolute()}), and it "
+            f"could not be had as a hub name either: {reason}.{did_you_mean_file(local)} Give {give}.")

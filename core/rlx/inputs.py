@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from rlx.data import Limits, Prepared, Tokenizer, load_tokenizer, open_rows, prepare_rows
 from rlx.data.cache import Progress, unseen
 from rlx.data.files import Paths
 from rlx.folders import context_length
 from rlx.isolate import IsolatedReward
+from rlx.machine import expanded
 from rlx.plan import Chosen, Plan
 from rlx.rewards import Provider, RewardPanel
 from rlx.spec import RewardSpec
@@ -62,7 +62,7 @@ def _same_vocabulary(tokenizer: Tokenizer, reference: str, trust_remote_code: bo
 
 
 def _prepare(plan: Plan, path: Paths, tokenizer: Tokenizer, progress: Progress) -> Prepared:
-    data, cache = plan.spec.data, Path(plan.spec.data.cache).expanduser()
+    data, cache = plan.spec.data, expanded(plan.spec.data.cache)
     try:
         return prepare_rows(open_rows(path, cache, progress), plan.needs.data, tokenizer, _limits(plan), data.columns,
                             cache, progress)
@@ -75,22 +75,22 @@ def _prepare(plan: Plan, path: Paths, tokenizer: Tokenizer, progress: Progress) 
 
 def _limits(plan: Plan) -> Limits:
     spec = plan.spec
-    context = context_length(Path(spec.model.path).expanduser())
+    context = context_length(expanded(spec.model.path))
     if plan.needs.data != "rollouts":
         return Limits(spec.data.max_prompt, spec.data.max_length or context, spec.data.overlong)
     left = None if context is None else context - spec.rollout.max_completion
     return Limits(spec.data.max_prompt or left, None, spec.data.overlong)
 
 
-def build_rewards(plan: Plan, device: str = "cpu") -> RewardPanel:
-    """The rewards of a plan."""
-    return reward_panel(plan.rewards, plan.spec.rewards, device, plan.spec.run.seed, plan.spec.combine == "normalized")
+def build_rewards(plan: Plan, device: str = "cpu", trial: bool = False) -> RewardPanel:
+    """The rewards of a plan; on trial they wait for nothing that is not there."""
+    return reward_panel(plan.rewards, plan.spec.rewards, RewardContext(device, plan.spec.run.seed, trial),
+                        plan.spec.combine == "normalized")
 
 
-def reward_panel(chosen: Sequence[Chosen], specs: Sequence[RewardSpec], device: str, seed: int,
+def reward_panel(chosen: Sequence[Chosen], specs: Sequence[RewardSpec], context: RewardContext,
                  normalised: bool = False) -> RewardPanel:
     """Chosen rewards, built."""
-    context = RewardContext(device, seed)
     return RewardPanel([Provider(one.name, one.entry.label, spec, _isolated(one, spec, context) if spec.isolate else
                                  one.build(context)) for one, spec in zip(chosen, specs, strict=True)], normalised)
 

@@ -12,7 +12,9 @@ from typing import Any
 
 import yaml
 
+from rlx.machine import expanded
 from rlx_sdk import SpecError
+from rlx_sdk.errors import type_of
 
 QUICKSTART = Path(__file__).parent / "quickstart" / "quickstart.yaml"
 MINIMAL = """\
@@ -21,7 +23,7 @@ model: {path: MODEL_FOLDER}
 data: {path: DATA_FILE}
 rewards: [{name: REWARD}]
 train: {steps: 10}"""
-_PATHS = ("model.path", "model.chat_template", "model.critic.init", "data.path", "data.eval")
+_PATHS = ("model.path", "model.chat_template", "model.critic.init", "model.reference.path", "data.path", "data.eval")
 _EITHER = (("train.steps", "train.epochs"),)
 
 Tree = dict[str, Any]
@@ -106,7 +108,7 @@ def read_spec_file(path: Path) -> Tree:
         raise SpecError([f"spec file '{path}' holds {len(documents)} documents (split by '---'); keep one."])
     tree = documents[0] if documents else None
     if not isinstance(tree, dict):
-        what = "is empty" if tree is None else f"holds a {type(tree).__name__}, not settings by name"
+        what = "is empty" if tree is None else f"holds {type_of(tree)}, not settings by name"
         raise SpecError([f"spec file '{path}' {what}. A minimal one:\n{MINIMAL}"])
     return _each_path(tree, _PATHS, lambda p: str(path.parent / p) if _is_there(path.parent / p) else p)
 
@@ -124,7 +126,7 @@ def _is_there(path: Path) -> bool:
 def expand_home(tree: Tree) -> Tree:
     """The tree with ``~`` written out in every path."""
     settings = (*_PATHS, "data.cache", "run.dir", "run.resume")
-    return _each_path(tree, settings, lambda p: str(Path(p).expanduser()) if p.startswith("~") else p)
+    return _each_path(tree, settings, lambda p: str(expanded(p)) if p.startswith("~") else p)
 
 
 def _each_path(tree: Tree, settings: Sequence[str], change: Callable[[str], str]) -> Tree:

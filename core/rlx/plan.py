@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from rlx.combinations import conflicts, inert
 from rlx.folders import folder_problems
 from rlx.functions import find_reward
 from rlx.layers import QUICKSTART, Tree, expand_home, leaves, lookup, merge, read_spec_file, remove
 from rlx.machine import gpu_is_there
-from rlx.problems import sentences
+from rlx.problems import section_of, sentences
 from rlx.registry import Entry, Registry
 from rlx.spec import RewardSpec, Spec
 from rlx.text import listing
@@ -79,8 +79,7 @@ def resolve(registry: Registry, given: Tree, saved: bool = False) -> Plan:
     Raises:
         SpecError: with every problem.
     """
-    notes: list[str] = []
-    tree = given
+    notes, tree = list[str](), given
     if lookup(given, "model.path") is None:
         tree = merge(_quickstart(given), given)
         data = "" if lookup(given, "data.path") else "data, "
@@ -88,7 +87,7 @@ def resolve(registry: Registry, given: Tree, saved: bool = False) -> Plan:
     elif not saved:
         notes.append("--model given: the bundled quickstart's settings are dropped, rlx's defaults apply where you set "
                      "nothing")
-    return _Resolver(registry, {} if saved else given, expand_home(merge({}, tree)), notes).plan()
+    return _Resolver(registry, {} if saved else given, expand_home(merge({}, tree)), notes, saved).plan()
 
 
 def resolve_rewards(registry: Registry, given: list[Tree]) -> tuple[tuple[Chosen, ...], tuple[RewardSpec, ...]]:
@@ -113,8 +112,8 @@ def _quickstart(given: Tree) -> Tree:
 class _Resolver:
     """Collects problems while it looks at each part; raises them together at the end."""
 
-    def __init__(self, registry: Registry, given: Tree, tree: Tree, notes: list[str]) -> None:
-        self.registry, self.given, self.tree, self.notes = registry, given, tree, notes
+    def __init__(self, registry: Registry, given: Tree, tree: Tree, notes: list[str], saved: bool = False) -> None:
+        self.registry, self.given, self.tree, self.notes, self.saved = registry, given, tree, notes, saved
         self.problems: list[str] = []
 
     def plan(self) -> Plan:
@@ -199,9 +198,10 @@ class _Resolver:
         except PluginError as error:
             self.problems.append(str(error))
             return None
+        options = _chosen_options(model, options or {}) if self.saved else options or {}
         self.problems += [f"{prefix}{option} and '{name}' both set it; leave one out" for option in own
-                          if option in (options or {})]
-        validated = self._validate(model, {**(options or {}), **own}, prefix)
+                          if option in options and not self.saved]
+        validated = self._validate(model, {**options, **own}, prefix)
         called = ":".join([entry.name, *(Path(argument).name for argument in own.values())])
         return None if validated is None else Chosen(entry, validated, label or called)
 
@@ -211,6 +211,15 @@ class _Resolver:
         except SpecError as error:
             self.problems += error.problems
         return None
+
+
+def _chosen_options(model: type[BaseModel], saved: Mapping[str, Any]) -> Tree:
+    """Saved options without those that are defaults: an option that is given where it cannot act may be refused."""
+    defaults = model.model_construct().model_dump(mode="json")
+    chosen = ((name, value, section_of(model, (name,))) for name, value in saved.items()
+              if defaults.get(name, ...) != value)
+    return {name: _chosen_options(section, value) if section and isinstance(value, Mapping) else value
+            for name, value, section in chosen}
 
 
 def validated(model: type[Any], value: Any, prefix: str = "") -> Any:
@@ -225,5 +234,4 @@ def validated(model: type[Any], value: Any, prefix: str = "") -> Any:
     except ValidationError as error:
         raise SpecError(sentences(error, model, value, prefix)) from error
     except TypeError as error:
-        where = prefix.rstrip(".") or "the spec"
-        raise SpecError([f"{where} holds a value that YAML could not: {error}"]) from error
+        raise SpecError([f"{prefix.rstrip('.') or 'the spec'} holds a value that YAML could not: {error}"]) from error

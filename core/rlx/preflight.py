@@ -6,7 +6,6 @@ import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ import torch
 from rlx.data import Prepared
 from rlx.faults import ways_to_save
 from rlx.inputs import Inputs
+from rlx.machine import expanded
 from rlx.memory import GIB, Estimate, Load, Role, checkpoint_bytes, estimate, lora_weights, shape_of
 from rlx.models import pick_device, pick_dtype
 from rlx.plan import Plan
@@ -38,7 +38,7 @@ def roles_of(plan: Plan) -> list[Role] | None:
         cached = name == "reference" and plan.needs.data != "rollouts" and model.reference.cache
         if adapted or cached:
             continue
-        shape = shape_of(Path(other.get(name) or model.path).expanduser())
+        shape = shape_of(expanded(other.get(name) or model.path))
         if shape is None:
             return None
         role = Role(name, shape, 0, head=name in ("policy", "reference"))
@@ -120,7 +120,7 @@ def disk_problem(plan: Plan) -> str | None:
         return None
     one = checkpoint_bytes(roles, pick_dtype(plan.spec.engine.dtype, pick_device()) == torch.bfloat16)
     number = _checkpoints_at_once(run)
-    place = next(p for p in (Path(run.dir).expanduser().absolute() / "x").parents if p.exists())
+    place = next(p for p in (expanded(run.dir).absolute() / "x").parents if p.exists())
     free = shutil.disk_usage(place).free
     if one * number <= free:
         return None
@@ -135,7 +135,7 @@ def _checkpoints_at_once(run: RunSpec) -> int:
 
 def folder_problem(plan: Plan) -> str | None:
     """Why the run folder cannot be written, if it cannot."""
-    run = Path(plan.spec.run.dir).expanduser().absolute()
+    run = expanded(plan.spec.run.dir).absolute()
     place = next(p for p in (run / "x").parents if p.exists())
     if place.is_dir() and os.access(place, os.W_OK | os.X_OK):
         return None
@@ -165,7 +165,7 @@ def start_problems(plan: Plan, inputs: Inputs) -> Iterator[str]:
 def vocabulary_problems(plan: Plan, inputs: Inputs) -> Iterator[str]:
     """Token ids in the data for which the model has no embedding, which it would call an index out of range."""
     path, table = plan.spec.model.path, inputs.train.table
-    shape = shape_of(Path(path).expanduser())
+    shape = shape_of(expanded(path))
     if shape is None or len(inputs.tokenizer.hf) <= shape.vocabulary:
         return
     top = max(pc.max(pc.list_flatten(table.column(name))).as_py() for name in table.column_names

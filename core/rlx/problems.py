@@ -28,11 +28,11 @@ def sentences(error: ValidationError, model: type[BaseModel], value: Any, prefix
 
 def _finding(error: Any, model: type[BaseModel], loc: tuple[Any, ...]) -> str:
     """What is wrong with one setting, and the fix."""
-    kind, section = error["type"], _section(model, loc)
+    kind, section = error["type"], section_of(model, loc)
     if kind == "missing":
         return f" is missing{_FLAGS.get(loc[0], '')}"
     if kind == "extra_forbidden":
-        known = list(parent.model_fields) if (parent := _section(model, loc[:-1])) else []
+        known = list(parent.model_fields) if (parent := section_of(model, loc[:-1])) else []
         name, theirs = str(loc[-1]), called_here(_dotted(loc), error["input"])
         hint = "".join(f" {s}." for s in theirs) or did_you_mean(name, known) or (
             f" There is {listing(found)}." if (found := settings_called(name)) else "")
@@ -50,7 +50,7 @@ def _finding(error: Any, model: type[BaseModel], loc: tuple[Any, ...]) -> str:
 def settings_called(name: str, model: type[BaseModel] | None = None, prefix: str = "") -> list[str]:
     """The settings of a spec, in full, whose last word is a name."""
     model = model or Spec
-    inner = [(f"{prefix}{field}", _section(model, (field,))) for field in model.model_fields]
+    inner = [(f"{prefix}{field}", section_of(model, (field,))) for field in model.model_fields]
     here = [place for place, section in inner if not section and place.rpartition(".")[2] == name]
     return here + [s for place, section in inner if section for s in settings_called(name, section, f"{place}.")]
 
@@ -69,11 +69,10 @@ def _dotted(loc: tuple[Any, ...]) -> str:
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc).removeprefix(".")
 
 
-def _section(model: type[BaseModel], loc: tuple[Any, ...]) -> type[BaseModel] | None:
+def section_of(model: type[BaseModel], loc: tuple[Any, ...]) -> type[BaseModel] | None:
+    """The class of the settings at a place; None where there is a single setting."""
     here: Any = model
-    for part in loc:
-        if isinstance(part, int):
-            continue
+    for part in (name for name in loc if not isinstance(name, int)):
         field = here.model_fields.get(part) if isinstance(here, type) and issubclass(here, BaseModel) else None
         here = field.annotation if field else None
         arguments = getattr(here, "__args__", ())

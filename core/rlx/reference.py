@@ -20,6 +20,7 @@ from rlx.data.order import Order
 from rlx.handles import Handle
 from rlx.hf import model_files
 from rlx.inputs import Inputs
+from rlx.machine import expanded
 from rlx.plan import Plan
 from rlx.ranks import Ranks
 from rlx.sources import read_rows
@@ -85,7 +86,7 @@ def cached_reference(plan: Plan, inputs: Inputs, ranks: Ranks, load: Callable[[]
     identity = [FORMAT, model_files(model.reference.path or model.path), model.trust_remote_code,
                 plan.spec.engine.dtype, torch.cuda.is_available(), [(prepared.key, rows) for prepared, rows in wanted]]
     key = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:32]
-    path = Path(plan.spec.data.cache).expanduser() / f"reference-{key}.arrow"
+    path = expanded(plan.spec.data.cache) / f"reference-{key}.arrow"
     if not all(ranks.gather(_kept(path) is not None)):
         begin = time.monotonic()
         _write(path, _compute(wanted, inputs.tokenizer.pad_token_id, load(), ranks), ranks)

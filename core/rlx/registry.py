@@ -35,8 +35,7 @@ class Entry:
     @property
     def name(self) -> str:
         """The plugin's name."""
-        name: str = self.plugin.name
-        return name
+        return str(self.plugin.name)
 
     @property
     def label(self) -> str:

@@ -7,6 +7,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ def run(plan: Plan, view: View) -> Result:
         RunError: training could not go on.
         RunStopped: a signal asked for the end.
     """
-    from rlx.checkpoint import read_state
+    from rlx.checkpoint import SavedTensors, read_state
     from rlx.determinism import deterministic
     from rlx.inputs import read_inputs
     from rlx.logs import library_log
@@ -67,7 +68,7 @@ def run(plan: Plan, view: View) -> Result:
         saved = ranks.first_does(lambda: read_state(checkpoint) if checkpoint else {})
         if checkpoint:
             ranks.agree({f"the checkpoint '{checkpoint}' is there": checkpoint.exists()}, SHARE)
-            same_data(saved["data"], inputs.train, checkpoint, plan.spec.run.resume_changed, view.note)
+            same_data(saved["data"], inputs, checkpoint, plan.spec.run.resume_changed, view.note)
         from rlx.preflight import with_passes
 
         sized = with_passes(plan, inputs, ranks.world)
@@ -75,13 +76,13 @@ def run(plan: Plan, view: View) -> Result:
         folder = _own(folder, ranks, stack)
         log = "libraries.log" if ranks.first else f"libraries.log.{ranks.rank}"
         stack.enter_context(library_log(folder.path / log))
-        from rlx.build import build, resume
+        from rlx.build import build
 
         recorder = _Recorder(folder, view, inputs, plan, ranks)
         trainer = build(sized, inputs, ranks, recorder)
         stack.callback(trainer.source.close)
         if checkpoint:
-            resume(trainer, checkpoint, saved)
+            trainer.load_state_dict(saved, partial(SavedTensors, checkpoint))
             if trainer.step >= trainer.total_steps:
                 raise SpecError([f"nothing to do: '{checkpoint}' is at step {trainer.step} of {trainer.total_steps} "
                                  "already. Raise --steps to train on."])
@@ -228,11 +229,12 @@ class _Recorder:
 
     def save(self, trainer: Any) -> None:
         from rlx.checkpoint import SaveError, save_checkpoint
+        from rlx.runs import data_of
 
         self.phase("save")
-        rows, run = self._inputs.train.rows, self._plan.spec.run
+        run = self._plan.spec.run
         state = {**trainer.state_dict(), "trackers": self.trackers.tell("state_dict"),
-                 "data": {"rows": len(rows), "fingerprint": rows.fingerprint}, "metrics": self._measure(run.best)}
+                 "data": data_of(self._inputs), "metrics": self._measure(run.best)}
         try:
             self.checkpoint = save_checkpoint(self._folder.checkpoints, trainer.step, trainer.engines,
                                               self._inputs.tokenizer.hf, state, run.keep, self._ranks, run.best)

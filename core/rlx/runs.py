@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from rlx.checkpoint import PREFIX, complete_checkpoints, newest_intact, verify
-from rlx.data import Prepared
 from rlx.hf import model_files
 from rlx.inputs import Inputs
 from rlx.layers import Tree, absolute_paths, read_spec_file, to_yaml
+from rlx.machine import expanded
 from rlx.plan import Plan
 from rlx.text import listing
 from rlx_sdk import CheckpointError, SpecError
@@ -109,8 +109,8 @@ class RunFolder:
         """Lines of steps of training, or of evaluations; half a line of a killed run is passed over."""
         file = self.path / "metrics.jsonl"
         text = file.read_text(encoding="utf-8") if file.is_file() else ""
-        lines = [json.loads(line) for line in text.splitlines() if _step_of(line) < math.inf]
-        return [line for line in lines if ("time/step" in line) == training]
+        return [found for line in text.splitlines() if _step_of(line) < math.inf
+                and ("time/step" in (found := json.loads(line))) == training]
 
     def log_skipped(self, step: int, role: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Which rows had a loss that was not finite, in ``skipped.jsonl``."""
@@ -162,7 +162,8 @@ def load_saved_spec(run: Path) -> Tree:
         CheckpointError: it is no run folder.
     """
     if not (run / "spec.yaml").is_file():
-        raise CheckpointError(f"'{run}' is not a run folder: it has no spec.yaml")
+        raise CheckpointError(f"'{run}' is not a run folder: it has no spec.yaml. Give the folder that holds one, and "
+                              "checkpoints.")
     return read_spec_file(run / "spec.yaml")
 
 
@@ -175,16 +176,14 @@ def open_run(plan: Plan, say: Any) -> tuple[RunFolder, Path | None]:
     """
     run = plan.spec.run
     now = f"{plan.algorithm.name}-{datetime.now():%Y%m%d-%H%M%S}"
-    folder = RunFolder(Path(run.dir).expanduser() / (run.name or now), run.name is not None)
+    folder = RunFolder(expanded(run.dir) / (run.name or now), run.name is not None)
     if run.resume is None:
         if folder.taken:
             raise SpecError([f"the run folder '{folder.path}' already holds a run. Continue it with --resume auto, or "
                              "give another run.name."])
         return folder, None
-    if run.resume == "auto":
-        checkpoint = newest_intact(folder.checkpoints, say)
-    else:
-        checkpoint = _explicit(Path(run.resume).expanduser(), folder)
+    checkpoint = newest_intact(folder.checkpoints, say) if run.resume == "auto" else _explicit(
+        expanded(run.resume), folder)
     if checkpoint is None:
         say(f"nothing to resume in '{folder.path}': starting from the beginning")
         return folder, None
@@ -202,7 +201,7 @@ def _compare(saved: Tree, now: Tree, checkpoint: Path, say: Any, forced: bool) -
     """Refuse what would make the continuation another run, unless forced; say what else has changed."""
     old, new = _flat(saved), _flat(now)
     changed = [k for k in sorted(old.keys() | new.keys()) if old.get(k) != new.get(k)
-               and not k.startswith(("run.resume", "run.name", "run.dir"))]
+               and not k.startswith((*_OF_A_MACHINE, "run.name"))]
     refused = [k for k in changed if k in _FIXED]
     if refused and not forced:
         raise SpecError([f"'{k}' is {new.get(k)!r} and was {old.get(k)!r} in the run of '{checkpoint}', so it cannot "
@@ -214,21 +213,27 @@ def _compare(saved: Tree, now: Tree, checkpoint: Path, say: Any, forced: bool) -
             say(what + listing(f"{k} {old.get(k)!r} -> {new.get(k)!r}" for k in keys))
 
 
-def same_data(saved: Mapping[str, Any], train: Prepared, checkpoint: Path, forced: bool, say: Any) -> None:
-    """Refuse to continue on data of another content, unless forced: the position in it would mean other rows.
+def data_of(inputs: Inputs) -> list[dict[str, Any]]:
+    """What is learned from, and what is held out, if that is."""
+    return [part.rows.identity for part in (inputs.train, inputs.held_out) if part]
+
+
+def same_data(saved: Sequence[Mapping[str, Any]], inputs: Inputs, checkpoint: Path, forced: bool, say: Any) -> None:
+    """Refuse to continue on data of another content, unless forced.
+
+    The position in it would mean other rows; and what was measured on other held-out rows is not to be compared.
 
     Raises:
         SpecError: with both numbers of rows.
     """
-    rows = train.rows
-    if saved["fingerprint"] == rows.fingerprint:
-        return
-    what = (f"data file '{rows.file}' has changed since the checkpoint '{checkpoint}' ({len(rows)} rows, were "
-            f"{saved['rows']})")
-    if not forced:
-        raise SpecError([f"{what}, so its run cannot be continued. Put it back, or start a new run from those weights "
-                         f"with --model {checkpoint / 'actor'}; {FORCE}"])
-    say(f"{what}; continued by force: rows may come twice or not at all")
+    for part, then in zip(filter(None, (inputs.train, inputs.held_out)), saved, strict=False):
+        what = (f"data file '{part.rows.file}' has changed since the checkpoint '{checkpoint}' ({len(part.rows)} rows, "
+                f"were {then['rows']})")
+        if part.rows.identity != then and not forced:
+            raise SpecError([f"{what}, so its run cannot be continued. Put it back, or start a new run from those "
+                             f"weights with --model {checkpoint / 'actor'}; {FORCE}"])
+        if part.rows.identity != then:
+            say(f"{what}; continued by force: it goes on with other rows")
 
 
 def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:

@@ -13,6 +13,7 @@ from rlx.data import Example, Limits, Rows, Tokenizer, load_tokenizer, open_rows
 from rlx.data.cache import Progress, unseen
 from rlx.layers import Tree, read_spec_file
 from rlx.logs import library_log
+from rlx.machine import expanded
 from rlx.models import load_causal_lm, pick_device, pick_dtype
 from rlx.registry import Registry
 from rlx.rewards import as_sample
@@ -54,7 +55,7 @@ class OpenModel:
             example = Example([{"role": "user", "content": prompts}])
             return [Prompt(example, self.tokenizer.encode_prompt(example.prompt))]
         data = (spec or {}).get("data", {})
-        cache = Path(data.get("cache", "~/.cache/rlx")).expanduser()
+        cache = expanded(data.get("cache", "~/.cache/rlx"))
         rows = first_rows(open_rows(prompts, cache, progress), limit)
         prepared = prepare_rows(rows, "rollouts", self.tokenizer, Limits(), data.get("columns", {}), cache)
         return [Prompt(prepared.example(i), prepared.ids(i, "prompt")) for i in range(len(prepared))]
@@ -119,7 +120,7 @@ def sample_model(checkpoint: str, prompts: str, *, n: int, limit: int, max_compl
 
 def run_spec(given: str) -> Tree | None:
     """The spec of a run; None of anything else."""
-    spec = Path(given).expanduser() / "spec.yaml"
+    spec = expanded(given) / "spec.yaml"
     return read_spec_file(spec) if spec.is_file() else None
 
 
@@ -141,7 +142,7 @@ def find_model(checkpoint: str) -> str:
     Raises:
         ModelError: a run without a complete checkpoint.
     """
-    path = Path(checkpoint).expanduser()
+    path = expanded(checkpoint)
     if (path / "checkpoints").is_dir():
         there = complete_checkpoints(path / "checkpoints")
         if not there:

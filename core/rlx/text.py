@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable
+from pathlib import Path
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
@@ -15,8 +16,12 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """`` Did you mean 'x'?`` with a leading blank, or nothing."""
-    near = nearest(word, known)
-    return f" Did you mean '{near}'?" if near else ""
+    return f" Did you mean '{near}'?" if (near := nearest(word, known)) else ""
+
+
+def did_you_mean_file(path: Path) -> str:
+    """The same of what lies beside a file or folder that is not there."""
+    return did_you_mean(path.name, [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else [])
 
 
 def listing(items: Iterable[object], limit: int = 6) -> str:

@@ -43,16 +43,19 @@ class Trainer:
     step: int = 0
     skipped: int = 0
     budget: int = 0
+    owed: bool = False
 
     def fit(self) -> None:
         """Train to the end, or until the recorder is asked to stop, from wherever this trainer stands."""
         self._sync()
-        if self.evaluates and self.step == 0:
+        if self.evaluates and (self.step == 0 or self.owed):
             self.evaluate()
         while self.step < self.total_steps:
             self.train_step()
             last, stop = self.step == self.total_steps, self.recorder.stop_asked()
-            if self.evaluates and (last or (not stop and _due(self.step, self.run.eval_every))):
+            due = self.evaluates and (last or _due(self.step, self.run.eval_every))
+            self.owed = due and stop and not last  # whoever asked for the end waits; the run that goes on measures it
+            if due and not self.owed:
                 self.evaluate()
             if last or stop or _due(self.step, self.run.save_every):
                 self.recorder.save(self)
@@ -182,12 +185,12 @@ class Trainer:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything beside weights and moments, JSON-able."""
-        return {"step": self.step, "skipped": self.skipped, "source": self.source.state_dict(),
+        return {"step": self.step, "skipped": self.skipped, "owed": self.owed, "source": self.source.state_dict(),
                 "algorithm": self.algorithm.state_dict(), "updates": {r: e.updates for r, e in self.engines.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any], weights: Callable[[Role], Mapping[str, Tensor]]) -> None:
         """Stand where `state_dict` was taken; ``weights`` gives what each role's `Engine.state` gave, by name."""
-        self.step, self.skipped = state["step"], state["skipped"]
+        self.step, self.skipped, self.owed = state["step"], state["skipped"], state["owed"]
         self.source.load_state_dict(state["source"])
         self.algorithm.load_state_dict(state["algorithm"])
         for role, engine in self.engines.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,9 @@ class TensorboardTracker:
         """Open the folder, or go on in it after the step that was saved."""
         from torch.utils.tensorboard import SummaryWriter
 
-        folder = Path(options.dir).expanduser() / context.run_name if options.dir else context.run_dir / "tensorboard"
+        folder = context.run_dir / "tensorboard"
+        if options.dir:
+            folder = Path(os.path.expanduser(options.dir)) / context.run_name
         self._writer: Any = SummaryWriter(
             str(folder), purge_step=0 if context.resumed is None else context.resumed + 1)
 

@@ -76,10 +76,17 @@ class Reward(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RewardContext:
-    """What a reward may use while it is built: the device of this rank's training and the run's seed."""
+    """What a reward may use while it is built.
+
+    Attributes:
+        device: of this rank's training.
+        seed: of the run.
+        trial: it is only seen whether it works, as by ``rlx check``: what is not there is not waited for.
+    """
 
     device: str = "cpu"
     seed: int = 0
+    trial: bool = False
 
 
 # --- rollouts -----------------------------------------------------------------------------------------------------

@@ -82,6 +82,12 @@ class CheckpointError(InputError):
     """A checkpoint is missing, incomplete, or belongs to another run."""
 
 
+def type_of(value: object) -> str:
+    """``a list``, ``an int``."""
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
+
+
 def cause(error: BaseException) -> str:
     """What a plugin's exception says, and the line that raised it: ``KeyError: 'answer' (my_reward/rules.py:12)``."""
     import traceback

@@ -11,6 +11,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from rlx_sdk.contracts import Reward, Sample, Score
+from rlx_sdk.errors import type_of
 
 _GRACE = 5.0
 """Seconds that a loop gets to say that time is up."""
@@ -93,7 +94,7 @@ def check_scores(result: Any, wanted: int) -> list[Score | Exception | None]:
             raise ScoreError(f"it returned an array of shape {tuple(shape)}; {_wanted(wanted)}")
         result = [value[0] if len(shape) == 2 else value for value in result.tolist()]
     if isinstance(result, str | bytes) or not isinstance(result, Sequence):
-        raise ScoreError(f"it returned a {type(result).__name__} ({result!r:.60}); {_wanted(wanted)}")
+        raise ScoreError(f"it returned {type_of(result)} ({result!r:.60}); {_wanted(wanted)}")
     values = list(result)
     if len(values) != wanted:
         raise ScoreError(f"it gave {_count(len(values), 'reward')} for {_count(wanted, 'completion')}; "

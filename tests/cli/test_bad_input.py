@@ -43,6 +43,7 @@ def test_rewards_where_none_is_used_or_none_is_given(refused, rlx, base, model):
 @pytest.mark.parametrize(("reward", "said"), [
     ("polite_lenght", "no reward 'polite_lenght'. Did you mean 'polite_length'?"),
     ("polite_length=", "'rewards[0].weight' = None: input should be a valid number"),
+    ("hf:", "'rewards[0].options.path' = '': string should have at least 1 character"),
     ("polite_length=half", "'rewards[0].weight' = 'half': input should be a valid number"),
     ("polite_length=.inf", "'rewards[0].weight' = inf: input should be a finite number"),
 ])
@@ -166,6 +167,17 @@ def test_a_model_folder_without_a_model(refused, base, tmp_path):
     (tmp_path / "empty").mkdir()
     message = refused("train", "--algo", "ppo", *POLITE, *base, "--model", tmp_path / "empty")
     assert "has no config.json; the folder holds nothing" in message
+
+
+@pytest.mark.parametrize(("flag", "name", "said"), [
+    ("--model", "nothere", "/nothere). Give one with config.json and *.safetensors, a .gguf file, or a hub name (ORG/"),
+    ("--model", "hf:org/nothere", "hf: is written before data and rewards only; here write 'org/nothere'"),
+    ("--data", "hf:org/nothere", "data 'hf:org/nothere' cannot be had through datasets: ConnectionError: "),
+    ("--data", "hf:org/nothere", ". Give hf:ORG/NAME as the hub has it, a folder that save_to_disk wrote, or a file"),
+    ("--data", f"hf:{DATA}/base_prompts.jsonl", ". A file is named without hf:"),
+])
+def test_a_name_of_the_hub_that_is_none_gives_the_way_out(refused, base, flag, name, said):
+    assert said in refused("train", "--algo", "ppo", *POLITE, *base, flag, name)
 
 
 def test_a_model_that_is_nowhere(refused, base, monkeypatch):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -61,6 +63,26 @@ def test_a_few_rows_that_are_far_longer_than_the_rest_get_a_suggested_limit(rlx,
     assert "the stop token is the last that is learned" in report["tokens"]
 
 
+def test_fewer_gpus_than_are_asked_for_are_refused(rlx, monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda number: "one")
+    result = rlx("check", "--algo", "sft", "--gpus", "2")
+    assert result.code == 2
+    assert "--gpus 2: this machine has 1" in result.err
+    assert rlx("check", "--algo", "sft", "--gpus", "1").code == 0
+
+
+def test_only_a_reward_that_is_named_is_loaded_from_the_folder_at_hand(rlx):
+    code = "import pathlib\npathlib.Path('loaded').touch()\ndef short(samples):\n    return [0.0] * len(samples)\n"
+    for name in ("polite_length.py", "rewards.py", "hf.py"):
+        Path(name).write_text(code)
+    for reward in ("polite_length", "regex:a"):
+        assert rlx("check", "--algo", "grpo", "--reward", reward).code == 0
+    assert not Path("loaded").exists()
+    assert rlx("check", "--algo", "grpo", "--reward", "rewards.py:short").code == 0
+    assert Path("loaded").exists()
+
+
 @pytest.mark.parametrize("command", ["check", "train"])
 def test_a_tracker_without_credentials_is_found_before_the_model_is_loaded(rlx, tmp_path, monkeypatch, command):
     pytest.importorskip("wandb")
@@ -93,3 +115,18 @@ def test_checkpoints_that_will_not_fit_and_a_folder_that_cannot_be_written_are_r
         assert f"the run folder cannot be made in '{disk}', which is read-only" in rlx("check", *flags).err
     finally:
         subprocess.run(["umount", "-l", disk], check=True)
+
+
+@pytest.mark.parametrize("reward", ["judge", "http"])
+def test_a_service_that_is_not_there_is_said_at_once(rlx, reward):
+    """A run waits for it, five minutes long."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
+    more = ("--set", f"rewards=[{{name: 'judge:m', options: {{url: '{url}'}}}}]") if reward == "judge" else (
+        "--reward", url)
+    begin = time.monotonic()
+    result = rlx("check", "--algo", "grpo", *more)
+    assert result.code == 1
+    assert f"{url}{'/chat/completions' * (reward == 'judge')} could not be reached: ConnectError" in result.err
+    assert time.monotonic() - begin < 60

@@ -36,8 +36,8 @@ def metrics_of(run: Path) -> list[dict[str, float]]:
 def train(tmp_path: Path) -> Callable[..., rlx.Result]:
     """A short run on the bundled model in a folder of its own."""
 
-    def run(algo: str, **over: Any) -> rlx.Result:
-        settings = merged(merged(SMALL, ALGORITHMS.get(algo, {})), over)
+    def run(algo: str | dict[str, Any], **over: Any) -> rlx.Result:
+        settings = merged(merged(SMALL, ALGORITHMS.get(algo, {}) if isinstance(algo, str) else {}), over)
         settings["run"] = {"dir": str(tmp_path / "runs"), **settings["run"]}
         return rlx.train(algo=algo, **{"quiet": True, **settings})
 

@@ -14,7 +14,8 @@ from .conftest import metrics_of
 from .test_trackers import tensorboard_events, wandb_rows
 
 FLAGS = {
-    "ppo": ["--reward", "polite_length", "--set", "rollout.max_completion=12", "--set", "train.minibatches=2",
+    "ppo": ["--reward", "polite_length", "--reward", "regex:a=0.1", "--set", "rollout.max_completion=12",
+            "--set", "train.minibatches=2",
             "--set", "trackers=[{name: wandb, options: {mode: offline}}, {name: tensorboard}]"],
     "dpo": [],
     "sft": [],

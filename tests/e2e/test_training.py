@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import random
 import shutil
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -45,17 +47,29 @@ def test_one_flag_changes_the_algorithm_and_leaves_an_hf_checkpoint(train, algo)
     assert (result.checkpoint / "critic").is_dir() == (algo == "ppo")
 
 
+def drawn(samples: list[Sample]) -> list[float]:
+    """A reward of length, and of every library's random numbers."""
+    return [len(s.completion) / 50 + random.random() + np.random.rand() + float(torch.rand(())) for s in samples]
+
+
 @pytest.mark.parametrize("algo", ALL)
 def test_resumed_equals_uninterrupted_bit_for_bit(train, algo):
-    updates = {"minibatches": 2, "update_epochs": 2}
-    straight = train(algo, train=updates, run={"name": "straight"})
+    """Of PPO with all that a run carries from step to step: schedules, a KL coefficient that moves, random rewards."""
+    ppo = algo == "ppo"
+    more = {"minibatches": 2, "update_epochs": 2, **({"optim": {"critic": {"schedule": "linear"}}} if ppo else {})}
+    settings = {"train": more, **({"reward": drawn, "rollout": {"max_completion": 12}} if ppo else {})}
+    kl = {"name": "ppo", "kl": {"coef": 0.2, "target": 1e-4, "horizon": 64}}
+    run = {"sample_every": None} if ppo else {}
+    straight = train(kl if ppo else algo, **settings, run={"name": "straight", **run})
     broken = straight.run.parent / "broken"
     shutil.copytree(straight.run, broken)
     shutil.rmtree(broken / "checkpoints" / "global_step_4")
 
-    resumed = train(algo, train=updates, run={"name": "broken", "resume": "auto"})
+    resumed = train(kl if ppo else algo, **settings, run={"name": "broken", "resume": "auto", **run})
 
     assert resumed.run == broken
+    steps = [line for line in metrics_of(straight.run) if "loss/policy" in line]
+    assert not ppo or len({line["kl/coef"] for line in steps}) == len({line["lr/critic"] for line in steps}) == 4
     assert metrics_of(resumed.run) == metrics_of(straight.run)
     for file in straight.run.glob("samples/*.parquet"):
         pd.testing.assert_frame_equal(pd.read_parquet(file), pd.read_parquet(broken / "samples" / file.name))
@@ -265,11 +279,27 @@ def test_changed_data_and_algorithm_are_refused_and_a_changed_learning_rate_is_s
     assert train("sft", **faster, run={"name": "c", "resume": "auto"}, quiet=False).steps == 3
     assert "changed since the checkpoint: train.optim.policy.lr 0.0003 -> 1e-05" in capsys.readouterr().out
     data.write_text("\n".join([*rows, rows[0]]))
-    with pytest.raises(SpecError, match=r"has changed since the checkpoint .*9 rows, were 8"):
+    with pytest.raises(SpecError, match=r"data file '.*d.jsonl' has changed since the checkpoint .*9 rows, were 8"):
         train("sft", **here | {"train": {"steps": 5}}, run={"name": "c", "resume": "auto"})
     forced = {"name": "c", "resume": "auto", "resume_changed": True}
     assert train("sft", **here | {"train": {"steps": 5, "batch_size": 4}}, run=forced).steps == 5
     assert load_saved_spec(tmp_path / "runs" / "c")["run"]["resume_changed"] is False
+
+
+def test_held_out_data_that_has_changed_is_refused_too(train, tmp_path, capsys):
+    """What was measured on others, and a best checkpoint by it, is not to be compared."""
+    data, held_out = tmp_path / "d.jsonl", tmp_path / "e.jsonl"
+    for file, rows in ((data, 8), (held_out, 2)):
+        file.write_text("".join(f"{json.dumps({'prompt': f'p{i}', 'completion': 'ok'})}\n" for i in range(rows)))
+    settings = {"data": {"path": str(data), "eval": str(held_out)}, "train": {"steps": 1}}
+    train("sft", **settings, run={"name": "c"})
+    held_out.write_text(held_out.read_text() * 2)
+    more = settings | {"train": {"steps": 2}}
+    with pytest.raises(SpecError, match=r"data file '.*e.jsonl' has changed since the checkpoint .*4 rows, were 2"):
+        train("sft", **more, run={"name": "c", "resume": "auto"})
+    capsys.readouterr()
+    train("sft", **more, run={"name": "c", "resume": "auto", "resume_changed": True}, quiet=False)
+    assert "(4 rows, were 2); continued by force: it goes on with other rows" in capsys.readouterr().out
 
 
 QUICK = Path(rlx.__file__).parent / "quickstart"

@@ -9,16 +9,19 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from rlx.checkpoint import SaveError, best_checkpoint, complete_checkpoints, verify
+from rlx.checkpoint import SaveError, best_checkpoint, complete_checkpoints, save_checkpoint, verify
 from rlx.engine import Engine
 from rlx.logs import library_log
+from rlx.ranks import Ranks
 from rlx.runs import RunFolder
 from rlx.view import View
+from rlx.watch import SIGNALS
 from rlx_plugins.jsonl_tracker import JsonlTracker
 from rlx_sdk import Config, RunStopped, Sample, SpecError, TrackerContext
 
@@ -26,6 +29,20 @@ from ..e2e.conftest import metrics_of
 
 SHORT = {"batch_size": 4, "optim": {"policy": {"lr": 3e-4}}}
 SFT = {"train": {**SHORT, "steps": 4}, "run": {"save_every": 1}}
+
+
+TWICE = """
+import os, signal, sys
+from rlx.watch import StopSignals
+
+number = int(sys.argv[1])
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+with StopSignals(True) as signals:
+    os.kill(os.getpid(), number)
+    print(signals.asked.name, "is noted", flush=True)
+    os.kill(os.getpid(), number)
+    print("and again")
+"""
 
 
 def same(one: Path, other: Path) -> None:
@@ -89,12 +106,13 @@ def test_with_failed_save_continue_a_run_outlives_a_full_disk(train, small_disk)
 @pytest.mark.parametrize("number", [
     signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.full)])
 def test_a_signal_ends_the_run_after_its_step_with_a_checkpoint(train, number):
-    settings = {"rollout": {"max_completion": 4, "group_size": 2}, "train": SFT["train"], "data": {"eval": 0}}
-    calls, run = [], {"save_every": 50, "sample_every": None}
+    """An evaluation that is due then would hold it up: it is made when the run goes on."""
+    settings = {"rollout": {"max_completion": 4, "group_size": 2}, "train": SFT["train"], "data": {"eval": 2}}
+    calls, run = [], {"save_every": 50, "sample_every": None, "eval_every": 2}
 
     def reward(samples: Sequence[Sample]) -> list[float]:
         calls.append(len(samples))
-        if len(calls) == 2:
+        if len(calls) == 3:  # of step 2; the first is of an evaluation
             os.kill(os.getpid(), number)
         return [float(len(sample.completion)) for sample in samples]
 
@@ -102,6 +120,7 @@ def test_a_signal_ends_the_run_after_its_step_with_a_checkpoint(train, number):
     with pytest.raises(RunStopped, match=f"by {number.name} after step 2 of 4, saved as .*global_step_2") as ended:
         train("grpo", reward=reward, **settings, run={"name": "ended", **run})
     assert ended.value.code == 128 + number
+    assert len(calls) == 3
     assert signal.getsignal(number) == before
     resumed = train("grpo", reward=reward, **settings, run={"name": "ended", "resume": "auto", **run})
     same(resumed.checkpoint, train("grpo", reward=reward, **settings, run=run).checkpoint)
@@ -123,6 +142,55 @@ def test_the_best_checkpoint_stays_beside_the_newest(train):
 def test_a_best_that_is_not_measured_when_checkpoints_are_written_is_refused(train):
     with pytest.raises(SpecError, match=r"run.best = eval/reward/mean is measured every 3 steps .* written every 2"):
         train("sft", data={"eval": 4}, run={"best": "eval/reward/mean", "eval_every": 3, "save_every": 2})
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_only_the_first_signal_waits_for_the_step(number):
+    """The second one ends a Python program as ever; it is told so."""
+    done = subprocess.run([sys.executable, "-c", TWICE, str(int(number))], capture_output=True, text=True, check=False)
+    assert done.returncode == -number
+    assert done.stdout == f"{number.name} is noted\n"
+    assert done.stderr.count(f"{number.name}: this step is finished and saved, then the run ends; once more ends") == 1
+
+
+def test_files_are_on_the_disk_before_their_names_and_an_old_checkpoint_goes_last(tmp_path, monkeypatch):
+    """Every file and folder is synced, all renamed at once, the name synced, the whole verified, the old removed."""
+    done: list[tuple[str, str]] = []
+
+    def noted(what: str, act: Callable[..., Any], place: Callable[..., Any]) -> Callable[..., Any]:
+        def noting(*args: Any, **options: Any) -> Any:
+            done.append((what, str(Path(place(args[0])).relative_to(tmp_path))))
+            return act(*args, **options)
+
+        return noting
+
+    monkeypatch.setattr(os, "fsync", noted("sync", os.fsync, lambda handle: os.readlink(f"/proc/self/fd/{handle}")))
+    monkeypatch.setattr(os, "replace", noted("rename", os.replace, str))
+    monkeypatch.setattr("rlx.checkpoint.verify", noted("verify", verify, str))
+    monkeypatch.setattr("rlx.checkpoint.shutil.rmtree", noted("remove", shutil.rmtree, str))
+    for step in (1, 2):
+        save_checkpoint(tmp_path, step, {}, None, {"step": step}, 1, Ranks())
+    second = done[next(i for i, what in enumerate(done) if what[1].startswith(".writing_2")):]
+    files = ["manifest.json", "state/trainer.json", "", "state"]
+    assert [d for d in second if d[0] != "remove" or "removing" in d[1]] == [
+        *(("sync", f".writing_2/{file}".removesuffix("/")) for file in files), ("rename", ".writing_2"), ("sync", "."),
+        ("verify", "global_step_2"), ("remove", ".removing_global_step_1")]
+
+
+@pytest.mark.fault("what was written is not what the disk gives back")
+def test_a_new_checkpoint_that_is_not_whole_never_costs_an_old_one(tmp_path, monkeypatch):
+    save_checkpoint(tmp_path, 1, {}, None, {"step": 1}, 1, Ranks())
+    rename = os.replace
+
+    def flips(source: Path, target: Path) -> None:
+        (source / "state" / "trainer.json").write_text('{"step": 3}')
+        rename(source, target)
+
+    monkeypatch.setattr(os, "replace", flips)
+    with pytest.raises(SaveError, match=r"step 2 could not be written: .*is damaged: state/trainer.json .*step_1'"):
+        save_checkpoint(tmp_path, 2, {}, None, {"step": 2}, 1, Ranks())
+    assert [c.name for c in tmp_path.iterdir()] == ["global_step_1"]
+    verify(tmp_path / "global_step_1")
 
 
 @pytest.mark.fault("SIGTERM to two ranks")

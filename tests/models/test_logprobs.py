@@ -218,13 +218,14 @@ def test_the_same_architectures_without_the_change_are_taken(sequences):
 @pytest.mark.filterwarnings("ignore")  # of the compiler's own
 @pytest.mark.parametrize("checkpointed", [False, True])
 def test_fused_kernels_change_nothing_but_the_time(monkeypatch, llama, sequences, checkpointed):
+    """But for float32's rounding: against float64, both are wrong by up to 6e-6 of a tensor's largest gradient."""
     monkeypatch.setattr("rlx.models.logprobs.CHUNK_ELEMENTS", {"cpu": 64 * 4})
     model, seqs = CausalLM(llama()), sequences([(3, 4), (1, 1), (6, 5)])
     weights = torch.randn(2, *seqs.tokens.shape, generator=torch.Generator().manual_seed(0))
 
     def outcome():
         both = torch.stack(model(seqs.tokens, seqs.mask, 0.7))
-        return both, torch.autograd.grad((both * weights).sum(), list(model.parameters()))
+        return [both, *torch.autograd.grad((both * weights).sum(), list(model.parameters()))]
 
     def generated():
         return model.model.generate(seqs.tokens[:1, :3], max_new_tokens=4, do_sample=False)
@@ -235,7 +236,8 @@ def test_fused_kernels_change_nothing_but_the_time(monkeypatch, llama, sequences
     model.fuse()
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-    torch.testing.assert_close(outcome(), expected, atol=1e-5, rtol=1e-4)
+    for found, plain in zip(outcome(), expected, strict=True):
+        torch.testing.assert_close(found, plain, atol=1e-5 * float(plain.abs().max()), rtol=0)
     frames = dict(torch._dynamo.utils.counters["frames"])
     assert frames["ok"] == frames["total"] > 0, "all was compiled"
     assert torch.equal(generated(), written)

@@ -165,8 +165,23 @@ def test_what_is_no_reward_model_is_refused(folder, tmp_path):
         built(relabelled(folder, tmp_path / "three", 3))
     with pytest.raises(ModelError, match=r"freshly initialised, and so random: score\.weight"):
         built(without_head(folder, tmp_path / "bare"))
-    with pytest.raises(ModelError, match=r"nowhere' could not be loaded: .*Give a folder with config\.json"):
-        built(tmp_path / "nowhere")
+    shutil.copytree(folder, tmp_path / "hurt")
+    (tmp_path / "hurt" / "model.safetensors").write_bytes(b"not weights")
+    with pytest.raises(ModelError, match=r"no reward model could be loaded from the folder '.*hurt' \(it holds "):
+        built(tmp_path / "hurt")
+
+
+def test_a_reward_model_that_is_nowhere_is_said_with_where_it_was_looked_for(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "judge").mkdir()
+    with pytest.raises(ModelError) as error:
+        built("jugde")
+    said = str(error.value)
+    assert said.startswith(f"reward model 'jugde': there is no such folder ({tmp_path}/jugde), and it could not be had "
+                           "as a hub name either: ")
+    assert said.endswith(" Did you mean 'judge'? Give --reward hf:PATH a folder with config.json, a tokenizer and "
+                         "*.safetensors, or hf:ORG/NAME of the hub.")
+    assert "\n" not in said
 
 
 def test_it_judges_in_a_run_under_its_folders_name(folder, tmp_path):

@@ -33,7 +33,8 @@ def test_none_and_parts_stay():
     ([1.0], "it gave 1 reward for 8 completions; a list of 8 numbers is wanted"),
     ([1.0] * 9, "it gave 9 rewards for 8 completions"),
     (0.5, "it returned a float (0.5); a list of 8 numbers is wanted, one a completion, in their order"),
-    (None, "it returned a NoneType"), ("12345678", "it returned a str"), ({"a": 1}, "it returned a dict"),
+    (None, "it returned a NoneType"), (7, "it returned an int (7); a list"),
+    ("12345678", "it returned a str"), ({"a": 1}, "it returned a dict"),
     ((x for x in [1.0]), "it returned a generator"),
     (np.zeros((8, 8)), "it returned an array of shape (8, 8)"), (torch.tensor(1.0), "array of shape ()"),
 ])

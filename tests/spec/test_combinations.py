@@ -1,14 +1,16 @@
 """Settings that cannot act, and values that cannot work together."""
 
+import contextlib
 import re
 import shlex
 from pathlib import Path
 
 import pytest
 
-from rlx.layers import QUICKSTART, assign, leaves, parse_value
+from rlx.layers import QUICKSTART, assign, expand_home, leaves, parse_value
 from rlx.plan import resolve
 from rlx.registry import Registry
+from rlx.runs import saved_spec
 from rlx_sdk import SpecError
 
 
@@ -38,13 +40,21 @@ def test_defaults_and_the_quickstart_never_count_as_given(plan, settings):
     assert plan(settings("dpo")).rollout is None
 
 
-def test_a_saved_spec_may_name_everything(registry, settings):
-    from rlx.plan import resolve
-    from rlx.runs import saved_spec
-
-    saved = saved_spec(resolve(registry, settings("sft")))
-    assert "rollout" in saved
-    assert resolve(registry, saved, saved=True).spec.train.steps == 1
+@pytest.mark.parametrize(("algo", "options"), [
+    *((entry.name, {}) for entry in Registry.discover().entries("algorithm")),
+    ("grpo", {"algo__kl__coef": 0.1}), ("ppo", {"algo__kl": {"coef": 0.2, "target": 6, "horizon": 10_000}}),
+    ("dapo", {"algo__overlong_margin": 4}), ("dpo", {"algo__loss": "ipo"}), ("sft", {"trackers": [{"name": "wandb"}]}),
+])
+def test_a_saved_spec_may_name_everything(registry, settings, model, algo, options):
+    """Every run can be resumed: of what it wrote down the same plan is made, also with options that do not act."""
+    teacher, plans = {"model__reference__path": model, "rollout__max_completion": 16} if algo == "distill" else {}, []
+    for rewards in ({}, {"rewards": [{"name": "regex:thanks"}, {"name": "polite_length"}]}):
+        with contextlib.suppress(SpecError):  # some need rewards, some can use none
+            plans.append(resolve(registry, settings(algo, **teacher, **options, **rewards)))
+    assert plans
+    for saved in map(saved_spec, plans):
+        assert {"rollout", "engine"} <= set(saved)
+        assert saved_spec(resolve(registry, saved, saved=True)) == expand_home(saved)
 
 
 def test_ppo_without_a_reward_lists_what_is_installed(problems, settings):

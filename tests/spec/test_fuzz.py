@@ -15,9 +15,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from rlx.layers import assign, lookup, merge, parse_value, read_spec_file, to_yaml
+from rlx.layers import assign, expand_home, lookup, merge, parse_value, read_spec_file, to_yaml
 from rlx.plan import Plan, resolve
 from rlx.registry import Registry
+from rlx.runs import saved_spec
 from rlx.spec import Spec
 from rlx_sdk import SpecError
 
@@ -97,6 +98,8 @@ def test_any_spec_becomes_what_it_says_or_is_refused(base, algo, changed):
             assert found == value or (name in ("rollout.name", "data.eval") or str(value).startswith("~")), name
     again = outcome(json.loads(json.dumps(plan.spec.model_dump(mode="json"))))
     assert again is None or again.spec == plan.spec
+    saved = saved_spec(plan)
+    assert saved_spec(resolve(REGISTRY, saved, saved=True)) == expand_home(saved), "it can be resumed"
 
 
 @calm

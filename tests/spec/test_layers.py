@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlx.layers import assign, leaves, lookup, merge, parse_value, read_spec_file, remove
+from rlx.layers import absolute_paths, assign, leaves, lookup, merge, parse_value, read_spec_file, remove
 from rlx_sdk import SpecError
 
 CASES = Path(__file__).parents[1] / "cases"
@@ -67,16 +67,17 @@ def test_broken_yaml_is_named(tmp_path, content, said):
 
 
 def test_paths_are_relative_to_the_spec_file_where_they_exist(tmp_path, monkeypatch):
-    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "teacher").mkdir(parents=True)
     (tmp_path / "here" / "data.jsonl").touch()
     template = "{{ x }}" * 100  # longer than any file name may be
     (tmp_path / "here" / "spec.yaml").write_text(
         f"data: {{path: data.jsonl, eval: 5}}\nother: data.jsonl\n"
-        f"model: {{path: org/name, chat_template: '{template}'}}\n")
+        f"model: {{path: org/name, chat_template: '{template}', reference: {{path: teacher}}}}\n")
     monkeypatch.chdir(tmp_path)
     tree = read_spec_file(Path("here/spec.yaml"))
     assert tree == {"data": {"path": "here/data.jsonl", "eval": 5}, "other": "data.jsonl",
-                    "model": {"path": "org/name", "chat_template": template}}
+                    "model": {"path": "org/name", "chat_template": template, "reference": {"path": "here/teacher"}}}
+    assert absolute_paths(tree)["model"]["reference"]["path"] == str(tmp_path / "here" / "teacher")
 
 
 @pytest.mark.parametrize(("path", "wanted"), [

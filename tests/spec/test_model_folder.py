@@ -27,12 +27,19 @@ def test_given_text_must_fit_it_too(problems, plan, settings):
         "data.max_length = 32 leaves nothing for an answer after data.max_prompt = 32"]
 
 
+@pytest.mark.parametrize("path", ["~nobody-of-this-name/model", "./model"])
+def test_a_path_with_one_slash_that_no_hub_has_is_a_folder_that_is_not_there(problems, settings, path):
+    [found] = problems(settings("sft", model__path=path))
+    assert found.startswith(f"model.path '{path}': there is no such folder (looked at /")
+
+
 @pytest.mark.parametrize("setting", ["model.path", "model.critic.init"])
 def test_a_folder_that_is_not_there_brings_the_nearest(problems, settings, tmp_path, setting):
     (tmp_path / "my-model").mkdir()
     wrong = str(tmp_path / "my-modle")
     [found] = problems(settings("ppo", **{setting.replace(".", "__"): wrong}))
-    assert found == (f"{setting} '{wrong}': there is no such folder (looked at {wrong}). Did you mean 'my-model'?")
+    assert found.startswith(
+        f"{setting} '{wrong}': there is no such folder (looked at {wrong}). Did you mean 'my-model'? Give one with ")
 
 
 @pytest.mark.parametrize("setting", ["model.path", "model.critic.init"])

@@ -21,7 +21,8 @@ import pyarrow as pa
 
 from rlx.data.cache import BATCH_ROWS, Progress, cached_table, unseen
 from rlx.data.convert import CONVERTERS, LINE_COLUMN, file_kind
-from rlx.text import did_you_mean, listing
+from rlx.machine import expanded
+from rlx.text import did_you_mean_file, listing
 from rlx_sdk import DataError
 
 __all__ = ["BATCH_ROWS", "Rows", "cached_table", "open_rows"]
@@ -65,6 +66,11 @@ class Rows:
     def __post_init__(self) -> None:
         """Count."""
         object.__setattr__(self, "ends", tuple(accumulate(file.table.num_rows for file in self.files)))
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """By which a resumed run knows that they are the same."""
+        return {"rows": len(self), "fingerprint": self.fingerprint}
 
     def __len__(self) -> int:
         """The number of rows."""
@@ -128,7 +134,7 @@ def open_rows(paths: Paths, cache_dir: Path, progress: Progress = unseen) -> Row
 
 def _open(path: str, cache_dir: Path, progress: Progress) -> list[_File]:
     """The files that one path means."""
-    folder = Path(path).expanduser()
+    folder = expanded(path)
     if path.startswith(HUB) or any((folder / name).is_file() for name in _SAVED):
         return [_open_dataset(path, cache_dir, progress)]
     try:
@@ -165,7 +171,10 @@ def _open_dataset(path: str, cache_dir: Path, progress: Progress) -> _File:
     try:
         found = datasets.load_from_disk(name) if Path(name).is_dir() else datasets.load_dataset(name)
     except Exception as error:  # the hub's, the network's, a script's
-        raise DataError(f"data '{path}' cannot be had through datasets: {type(error).__name__}: {error}") from error
+        hint = "A file is named without hf:" if expanded(name).is_file() else (
+            "Give hf:ORG/NAME as the hub has it, a folder that save_to_disk wrote, or a file without hf:")
+        raise DataError(f"data '{path}' cannot be had through datasets: {type(error).__name__}: {error}. {hint}"
+                        ) from error
     if isinstance(found, dict):
         if (split or "train") not in found:
             raise DataError(f"data '{path}' has no split '{split or 'train'}'; it has {listing(found)}. Name one, e.g. "
@@ -185,7 +194,7 @@ def _find(path: str) -> list[Path]:
     Raises:
         DataError: there are none, or they are of several kinds.
     """
-    file = Path(path).expanduser()
+    file = expanded(path)
     if file.is_file():
         return [file]
     pattern = glob.escape(str(file)) + "/**/*" if file.is_dir() else str(file)
@@ -199,6 +208,4 @@ def _find(path: str) -> list[Path]:
     if there or file.is_dir():
         raise DataError(f"data path '{path}' (looked at {file.absolute()}) holds no {listing(CONVERTERS)} file; it "
                         f"holds {listing(p.name for p in there) or 'nothing'}.")
-    siblings = [p.name for p in file.parent.iterdir()] if file.parent.is_dir() else []
-    hint = did_you_mean(file.name, siblings)
-    raise DataError(f"there is no data file '{path}' (looked at {file.absolute()}).{hint}")
+    raise DataError(f"there is no data file '{path}' (looked at {file.absolute()}).{did_you_mean_file(file)}")

@@ -6,7 +6,6 @@ import json
 from array import array
 from collections.abc import Mapping
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from rlx.data.limits import Limits
 from rlx.data.load import load_tokenizer
 from rlx.data.prepare import Scan, check_columns, named_by_us, notice_lines, noticed_in
 from rlx.data.tokenizer import Tokenizer
+from rlx.machine import expanded
 from rlx.problems import sentences
 from rlx.spec import DataSpec
 from rlx.text import count
@@ -47,7 +47,7 @@ def look_at(data: Mapping[str, Any], model: str, kind: str | None, number: int,
     spec = _spec(data)
     if kind not in (None, *KINDS):
         raise SpecError([f"--kind {kind}: it is one of {', '.join(KINDS)}"])
-    rows, tokenizer = open_rows(spec.path, Path(spec.cache).expanduser(), progress), load_tokenizer(model)
+    rows, tokenizer = open_rows(spec.path, expanded(spec.cache), progress), load_tokenizer(model)
     if number > len(rows):
         raise SpecError([f"--row {number:,}: '{rows.file}' has {count(len(rows), 'row')}"])
     theirs = {v: k for k, v in spec.columns.items()}

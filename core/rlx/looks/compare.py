@@ -17,7 +17,7 @@ from rlx.plan import resolve_rewards
 from rlx.registry import Registry
 from rlx.rewards import Judged, as_sample
 from rlx.sample import OpenModel, Prompt, run_spec
-from rlx_sdk import Generation, Sampling
+from rlx_sdk import Generation, RewardContext, Sampling
 
 SIDES = ("base", "tuned")
 
@@ -56,7 +56,7 @@ def compare(base: str, tuned: str, prompts: str, *, rewards: list[Tree], n: int,
     with library_log(None):
         models = [OpenModel(base), OpenModel(tuned)]
         asked = [model.prompts(prompts, limit, spec, progress) for model in models]
-        panel = reward_panel(chosen, specs, models[0].device, seed)
+        panel = reward_panel(chosen, specs, RewardContext(models[0].device, seed))
         try:
             done, judged = [], []
             for model, of_model in zip(models, asked, strict=True):

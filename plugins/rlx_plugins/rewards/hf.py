@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
-from rlx.models import pick_dtype
+from rlx.models import explain_load_failure, pick_dtype
 from rlx_plugins.rewards.options import HFOptions
 from rlx_sdk import Message, ModelError, RewardContext, Sample
 
@@ -128,9 +128,12 @@ def load_reward_model(path: str, dtype: torch.dtype, trust_remote_code: bool = F
                              "model with one label is wanted.")
         model, info = AutoModelForSequenceClassification.from_pretrained(
             **args, dtype=dtype, use_safetensors=True, output_loading_info=True)
-    except (OSError, ValueError, KeyError) as error:
-        raise ModelError(f"reward model '{path}' could not be loaded: {error}. Give a folder with config.json, a "
-                         "tokenizer and *.safetensors, or a hub name.") from error
+    except ModelError:
+        raise
+    except Exception as error:
+        raise ModelError(explain_load_failure(path, "reward model", error, "its option trust_remote_code: true",
+                                              "--reward hf:PATH a folder with config.json, a tokenizer and "
+                                              "*.safetensors, or hf:ORG/NAME of the hub")) from error
     lacks = sorted(map(str, [*info["missing_keys"], *info["mismatched_keys"]]))
     if lacks:
         raise ModelError(f"reward model '{path}' lacks weights that would be freshly initialised, and so random: "

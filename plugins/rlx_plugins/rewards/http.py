@@ -31,7 +31,7 @@ class HttpReward:
 
     def __init__(self, options: HttpOptions, context: RewardContext, **client: Any) -> None:
         """Nothing is asked yet."""
-        self._options, self._client = options, Client(options, **client)
+        self._options, self._client = options, Client(options, context.trial, **client)
 
     async def score(self, samples: Sequence[Sample]) -> list[Any]:
         """The scores, all requests side by side."""

@@ -70,7 +70,7 @@ class JudgeReward:
 
     def __init__(self, options: JudgeOptions, context: RewardContext, **client: Any) -> None:
         """Nothing is asked yet."""
-        self._options, self._client = options, Client(options, **client)
+        self._options, self._client = options, Client(options, context.trial, **client)
 
     async def score(self, samples: Sequence[Sample]) -> list[Any]:
         """The judge's scores, all requests side by side."""

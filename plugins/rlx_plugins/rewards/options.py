@@ -12,7 +12,7 @@ from rlx_sdk import Config
 class HFOptions(Config):
     """A reward model and how it runs."""
 
-    path: str
+    path: str = Field(min_length=1)
     """HF folder or hub name of a sequence-classification model with one label; ``--reward hf:PATH`` sets it."""
     batch_tokens: int = Field(16_384, ge=1)
     """Tokens scored side by side, padding included."""
