@@ -161,8 +161,7 @@ def show(name: Annotated[str, typer.Argument(help="A plugin's name.")], json: Js
             typer.echo(f"{plugin['kind']} {plugin['name']} ({plugin['package']}): {plugin['summary']}")
             if "needs" in plugin:
                 typer.echo("\n".join(f"{what}: {value}" for what, value in plugin["needs"].items()))
-                told = "\n\n".join(filter(None, (plugin["text"], plugin["formula"], "options (algo.…):")))
-                typer.echo(f"\n{told}")
+                typer.echo("\n" + "\n\n".join(filter(None, (plugin["text"], plugin["formula"], "options (algo.…):"))))
             typer.echo("\n".join(option_lines(plugin["options"])) or "  no options")
 
 
