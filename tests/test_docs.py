@@ -69,6 +69,16 @@ def test_the_rewards_of_the_tutorial_are_named_as_it_says(folder):
     assert "keyword:thank [1.0, 1.0, 1.0, 1.0]" in done.output
 
 
+def test_an_algorithm_whose_module_says_nothing_is_shown_without_gaps(folder):
+    [block] = [b for b in read_blocks(DOCS / "writing-an-algorithm.md") if b.file == "reinforce_mean.py"]
+    Reader().write(block)
+    INSTALL(folder, "a-tutorial", "0.1", {"reinforce_mean": "reinforce_mean"})
+    importlib.invalidate_caches()
+    shown = CliRunner().invoke(app, ["show", "reinforce_mean"]).output
+    assert "\n\nMinus the log-likelihood" in shown
+    assert "\n\n\n" not in shown
+
+
 def test_every_hook_is_documented_with_its_signature():
     text = (DOCS / "plugins.md").read_text(encoding="utf-8")
     specs = {name: hook for name, hook in vars(hooks).items() if name.startswith("rlx_")}

@@ -7,9 +7,13 @@ from pathlib import Path
 
 import pytest
 
+import rlx
 from rlx.cli import app
 from rlx.describe import options
+from rlx.plan import resolve
+from rlx.registry import KINDS, Registry
 from rlx.spec import Spec
+from rlx_sdk import hooks
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -67,3 +71,35 @@ def test_every_extra_is_in_the_table_of_extras():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     text = (DOCS / "commands.md").read_text(encoding="utf-8")
     assert [name for name in extras if name != "dev" and f"'rlx[{name}]'" not in text] == []
+
+
+def table(text, column=1):
+    """First cell to another one."""
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
+    return {row[0]: row[column] for row in rows[:1] + rows[2:]}
+
+
+def test_what_the_table_of_peers_says_of_rlx_is_true():
+    said = table((ROOT / "README.md").read_text(encoding="utf-8").partition("## Among its peers")[2].partition("##")[0])
+    section = (DOCS / "peers.md").read_text(encoding="utf-8").partition("\n## rlx\n")[2].partition("\n## ")[0]
+    sources = table(section)
+    assert list(sources)[1:] == list(said)[1:]
+    assert [path for path in re.findall(r"`([\w.]+/[\w./]+)`", section) if not (ROOT / path).exists()] == []
+
+    registry = Registry.discover()
+    names = {kind: {entry.name for entry in registry.entries(kind) if entry.package == "rlx"} for kind in KINDS}
+    length = {"rewards": [{"name": "length"}]}
+    learned = {name: resolve(registry, {"algo": {"name": name}, **more}).needs.trains for name, more in (
+        ("ppo", length), ("grpo", length), ("dpo", {}), ("sft", {}), ("reward_model", {}))}
+    assert (said["trains with"], "critic" in learned["ppo"], "reward" in learned["reward_model"]) == (
+        "DeepSpeed ZeRO", True, True)
+    assert [said[row] for row in ("PPO with a critic", "GRPO", "DPO", "SFT", "trains reward models")] == ["yes"] * 5
+    assert (said["samples with"], names["rollout"]) == ("HF, vLLM", {"hf", "vllm", "vllm_server"})
+    assert said["a reward of your own"] == "function, model, HTTP service, judge; TRL's and verl's functions"
+    assert {"hf", "http", "judge"} <= names["reward"]
+    offered = said["found as installed packages"].replace("rollout backends", "rollouts").split(", ")
+    assert {f"rlx_{kind}" for kind in offered} == {name for name in vars(hooks) if name.startswith("rlx_")}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert (said["needs Ray"], [one for one in project["dependencies"] if one.startswith("ray")]) == ("no", [])
+    assert said[""] == f"rlx {rlx.__version__.rpartition('.')[0]}"
+    assert [said[row] for row in ("several turns, tools", "images", "asynchronous sampling")] == ["no"] * 3

@@ -108,7 +108,8 @@ def _round_trip(inputs: Inputs) -> str:
               for name in ("completion", "chosen", "rejected") if name in train.table.column_names
               and train.row_index(row) not in cut and train.ids(row, name)[-1] not in tokenizer.stop_token_ids]
     kept = sum(_begins_the_whole(tokenizer, train.example(row)) for row in rows)
-    text = f"of the first {len(rows)} rows {kept} have a prompt that begins the whole, {begins.count(1)} one BOS"
+    text = (f"of the first {len(rows)} prompts {kept} are written the same with an answer behind them, and "
+            f"{begins.count(1)} begin with one BOS")
     text += "" if train.kind == "rollouts" else "; the stop token is the last that is learned"
     return text + (f"; but {listing(found)}" if found else "")
 

@@ -141,7 +141,7 @@ def plugins(json: Json = False) -> None:
             _print_json({"plugins": found, "broken": broken})
             return
         for p in found:
-            lacks = "".join(f"  [needs pip install '{what}']" for what in p["missing"].values())
+            lacks = "".join(f"  [needs pip install '{what}']" for what in dict.fromkeys(p["missing"].values()))
             typer.echo(f"{p['kind']:<10} {p['name']:<16} {p['package']} {p['version']:<8} {p['summary']}{lacks}")
         for b in broken:
             typer.echo(f"broken     {b['name']:<16} {b['package']}: {b['reason']}")
@@ -161,7 +161,7 @@ def show(name: Annotated[str, typer.Argument(help="A plugin's name.")], json: Js
             typer.echo(f"{plugin['kind']} {plugin['name']} ({plugin['package']}): {plugin['summary']}")
             if "needs" in plugin:
                 typer.echo("\n".join(f"{what}: {value}" for what, value in plugin["needs"].items()))
-                typer.echo(f"\n{plugin['text']}\n\n{plugin['formula']}\n\noptions (algo.…):")
+                typer.echo("\n" + "\n\n".join(filter(None, (plugin["text"], plugin["formula"], "options (algo.…):"))))
             typer.echo("\n".join(option_lines(plugin["options"])) or "  no options")
 
 

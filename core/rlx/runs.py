@@ -17,7 +17,7 @@ from typing import Any
 from rlx.checkpoint import PREFIX, complete_checkpoints, newest_intact, verify
 from rlx.hf import model_files
 from rlx.inputs import Inputs
-from rlx.layers import Tree, absolute_paths, read_spec_file, to_yaml
+from rlx.layers import Tree, absolute_paths, expand_home, read_spec_file, to_yaml
 from rlx.machine import expanded
 from rlx.plan import Plan
 from rlx.text import listing
@@ -187,7 +187,8 @@ def open_run(plan: Plan, say: Any) -> tuple[RunFolder, Path | None]:
     if checkpoint is None:
         say(f"nothing to resume in '{folder.path}': starting from the beginning")
         return folder, None
-    _compare(load_saved_spec(checkpoint.parent.parent), saved_spec(plan), checkpoint, say, run.resume_changed)
+    saved, spec = expand_home(load_saved_spec(checkpoint.parent.parent)), expand_home(saved_spec(plan))
+    _compare(saved, spec, checkpoint, say, run.resume_changed)
     return folder, checkpoint
 
 

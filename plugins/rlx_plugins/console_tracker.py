@@ -77,8 +77,9 @@ class ConsoleTracker:
         if held_out and (rewards := [line["reward"] for line in table if line.get("reward") is not None]):
             self._print(f"rewards of held-out prompts: {distribution(rewards)}")
         if not known:  # of those that are never shown, what the verdict needs
-            self._first[split] = step, [line if i < SHOWN_SAMPLES else {"row": line["row"], "reward": line["reward"]}
-                                        for i, line in enumerate(table)]
+            shown = {id(line) for line in _one_each(table)}
+            self._first[split] = step, [line if id(line) in shown else {"row": line["row"], "reward": line["reward"]}
+                                        for line in table]
             return
         begin, before = self._first[split]
         if held_out and step == self._total:
@@ -121,7 +122,7 @@ class ConsoleTracker:
             self._screen.print(side_by_side(title, titles, before, after))
             return
         self._print(title)
-        for pair in list(zip(before, after, strict=False))[:SHOWN_SAMPLES]:
+        for pair in zip(_one_each(before), _one_each(after), strict=False):
             self._print(f"prompt: {_one_line(pair[0]['prompt'])}")
             for when, line in zip(titles, pair, strict=True):
                 self._print(f"  {when} [{_facts(line)}]: {_one_line(line['completion'])}")
@@ -187,10 +188,18 @@ def side_by_side(title: str, titles: Sequence[str], before: Rows, after: Rows) -
     table = Table(title=title, title_justify="left", show_lines=True)
     for heading in ("prompt", *titles):
         table.add_column(heading, overflow="fold", ratio=1)
-    for old, new in list(zip(before, after, strict=False))[:SHOWN_SAMPLES]:
+    for old, new in zip(_one_each(before), _one_each(after), strict=False):
         table.add_row(Text(_cut(old["prompt"])), *(Text(f"{_cut(line['completion'])}\n[{_facts(line)}]")
                                                    for line in (old, new)))
     return table
+
+
+def _one_each(table: Rows) -> Rows:
+    """The first completion of each of the first prompts."""
+    found: dict[Any, Mapping[str, Any]] = {}
+    for line in table:
+        found.setdefault(line["row"], line)
+    return list(found.values())[:SHOWN_SAMPLES]
 
 
 def _cut(text: str) -> str:

@@ -26,7 +26,7 @@ def test_the_arithmetic_of_a_batch_and_the_memory_by_part(rlx):
                                       "over 352 rows")
     for part in ("weights", "optimizer", "gradients", "activations", "KV cache"):
         assert f"{part} " in report["memory"]
-    assert report["tokens"].startswith("of the first 256 rows 256 have a prompt that begins the whole")
+    assert report["tokens"].startswith("of the first 256 prompts 256 are written the same with an answer behind them")
     assert "CPU cores" in report["machine"]
 
 

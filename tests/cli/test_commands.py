@@ -19,6 +19,12 @@ def test_plugins_are_listed_for_machines_whatever_a_plugin_prints(rlx, install):
     assert "[case_noisy] loaded" in result.err
 
 
+def test_what_to_install_is_said_once(rlx, monkeypatch):
+    monkeypatch.setattr("rlx.registry.is_installed", lambda module: False)
+    [http] = [line for line in rlx("plugins").out.splitlines() if line.startswith("reward     http ")]
+    assert http.endswith("JSON  [needs pip install 'rlx[http]']")
+
+
 def test_the_options_of_a_plugin_are_shown_with_types_and_defaults(rlx):
     result = rlx("show", "ppo")
     assert result.code == 0

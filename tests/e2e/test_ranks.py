@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
+import rlx as rlx_api
+
 from ..engine.ranks import run_ranks
 from .conftest import metrics_of
 
@@ -29,8 +31,9 @@ def {name}(samples):
     if os.environ.get("RANK") == "1":
         pathlib.Path(__file__).with_name("died").touch()
         {what}
-    return [1.0] * len(samples)
+    return [len(sample.completion) / 100 for sample in samples]
 '''
+SAVED = 'list(pathlib.Path(__file__).parent.glob("*/checkpoints/global_step_1"))'
 
 
 def rlx(*arguments: str, python_path: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -50,6 +53,40 @@ def train(runs: Path, name: str, *arguments: str) -> Path:
 def same_metrics(one: Path, other: Path) -> None:
     for a, b in zip(metrics_of(one), metrics_of(other), strict=True):
         assert a == pytest.approx(b, rel=1e-3, abs=2e-4)
+
+
+def install(folder: Path, name: str, what: str) -> None:
+    """A package with a reward that does something on the second rank."""
+    (folder / "failing.py").write_text(FAILING.format(name=name, what=what))
+    info = folder / "failing-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: failing\nVersion: 1\n")
+    (info / "entry_points.txt").write_text(f"[rlx]\n{name} = failing:{name}\n")
+
+
+@pytest.mark.fault("a rank dies")
+def test_two_ranks_train_together_until_one_is_killed(tmp_path):
+    """The step that both made has the numbers of one process, and is saved; the second rank dies in the next."""
+    def lengths(samples):
+        return [len(sample.completion) / 100 for sample in samples]
+
+    install(tmp_path, "lengths", f"if {SAVED}: os.kill(os.getpid(), signal.SIGKILL)")
+    spec = {"algo": {"name": "ppo"}, "rollout": {"max_completion": 8}, "data": {"eval": 0},
+            "train": {"batch_size": 7, "minibatches": 2, "steps": 2}, "run": {"dir": str(tmp_path), "save_every": 1}}
+    (tmp_path / "spec.yaml").write_text(json.dumps(spec))
+    begin = time.monotonic()
+    done = rlx("train", str(tmp_path / "spec.yaml"), "--reward", "lengths", "--gpus", "2", "--name", "two",
+               python_path=tmp_path)
+    assert time.monotonic() - begin < 120, "not gloo's half hour"
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: rank 1: it was killed by SIGKILL"), done.stderr
+    assert done.stderr.count("error: ") == 1, done.stderr
+    assert done.stdout.count("step 1/2") == 1, "only rank 0 prints"
+    [together] = metrics_of(tmp_path / "two")
+    assert (tmp_path / "two/checkpoints/global_step_1/actor/model.safetensors").is_file()
+
+    alone = rlx_api.train(spec=spec, reward=lengths, run={"name": "one"}, quiet=True)
+    assert together == pytest.approx(metrics_of(alone.run)[0], rel=1e-3, abs=2e-4)
 
 
 @pytest.mark.full  # the gate has tests/engine/test_invariance.py and test_resharding.py
@@ -110,18 +147,15 @@ def test_a_rank_may_have_nothing_to_do(tmp_path):
 @pytest.mark.parametrize(("name", "what", "code", "said"), [
     pytest.param("raises", "raise ValueError('no such thing')", 1, "error: rank 1: reward 'raises'",
                  marks=pytest.mark.full),
-    ("killed", "os.kill(os.getpid(), signal.SIGKILL)", 1, "error: rank 1: it was killed by SIGKILL"),
+    pytest.param("killed", "os.kill(os.getpid(), signal.SIGKILL)", 1, "error: rank 1: it was killed by SIGKILL",
+                 marks=pytest.mark.full),
     pytest.param("crashes", "os.write(2, b'device-side assert'); os._exit(3)", 3,
                  "error: rank 1: ended with exit code 3\ndevice-side assert", marks=pytest.mark.full),
     pytest.param("leaves", "import sys; sys.exit('no licence')", 1, "error: rank 1: no licence",
                  marks=pytest.mark.full),
 ])
 def test_a_rank_that_dies_ends_all_with_its_own_error(tmp_path, name, what, code, said):
-    (tmp_path / "failing.py").write_text(FAILING.format(name=name, what=what))
-    info = tmp_path / "failing-1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: failing\nVersion: 1\n")
-    (info / "entry_points.txt").write_text(f"[rlx]\n{name} = failing:{name}\n")
+    install(tmp_path, name, what)
     done = rlx("train", "--algo", "ppo", "--reward", name, *SMALL, "--steps", "2", "--gpus", "2", "--set",
                f"run.dir={tmp_path}", "--set", "rollout.max_completion=4", python_path=tmp_path)
     assert done.returncode == code

@@ -15,9 +15,11 @@ import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load_file
+from typer.testing import CliRunner
 
 import rlx
 from rlx.checkpoint import complete_checkpoints, verify
+from rlx.cli import app
 from rlx.runs import load_saved_spec
 from rlx_plugins.hf_rollout import HFRollout
 from rlx_sdk import CheckpointError, ModelError, RewardError, Sample, SpecError, TrainingError
@@ -300,6 +302,14 @@ def test_held_out_data_that_has_changed_is_refused_too(train, tmp_path, capsys):
     capsys.readouterr()
     train("sft", **more, run={"name": "c", "resume": "auto", "resume_changed": True}, quiet=False)
     assert "(4 rows, were 2); continued by force: it goes on with other rows" in capsys.readouterr().out
+
+
+def test_a_resumed_run_says_what_has_changed_and_nothing_else(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))  # of the cache
+    result = rlx.train(algo="sft", steps=1, data={"eval": 0}, train={"batch_size": 4}, run={"dir": str(tmp_path)},
+                       quiet=True)
+    done = CliRunner().invoke(app, ["resume", str(result.run), "--steps", "2"])
+    assert "changed since the checkpoint: train.steps 1 -> 2\n" in done.output
 
 
 QUICK = Path(rlx.__file__).parent / "quickstart"

@@ -95,6 +95,17 @@ def test_a_resumed_run_shows_the_first_completions_of_all():
     assert "On 8 held-out prompts the reward went from 0.500 to 1.219: +0.719 a prompt" in stream.getvalue()
 
 
+@pytest.mark.parametrize("split", ["chosen", "eval"])
+def test_of_several_completions_a_prompt_one_is_shown(stream, split):
+    console, _ = tracker(stream, steps=1)
+    for step in (0, 1):
+        console.samples(step, [line(step / 2 + row / 100 + i / 10, row) | {"prompt": f"prompt {row}"}
+                               for row in range(4) for i in range(3)], split)
+    shown = stream.getvalue()
+    assert [shown.count(f"prompt {row}") for row in range(4)] == [1, 1, 1, 0]
+    assert [fact for fact in ("0.00", "0.01", "0.02", "0.50", "0.51", "0.52") if f"reward {fact}" not in shown] == []
+
+
 def test_a_sparkline_goes_from_the_lowest_to_the_highest():
     assert sparkline([0.0, 1.0, 0.5]) == "0.000 ▁█▅ 0.500"
     assert sparkline([2.0, 2.0]) == "2.000 ▁▁ 2.000"

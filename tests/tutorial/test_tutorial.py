@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import math
 import os
 import re
 import runpy
@@ -280,6 +281,27 @@ def test_13_chosen_prompts_every_5_steps(followed):
     assert followed.printed("claim-13").count("  after step 5 [") == 3
 
 
+def test_13_prompts_of_your_own_with_the_same_random_numbers_each_time(tmp_path, capsys):
+    """At a learning rate of almost nothing the same random numbers write the same text, five and ten steps later."""
+    prompts = ["Say hello.", "介绍一下彩虹", "Tell me a story.", "Thank a friend."]
+    file = tmp_path / "my-prompts.jsonl"
+    file.write_text("".join(json.dumps({"instruction": prompt}) + "\n" for prompt in prompts), encoding="utf-8")
+    done = CliRunner().invoke(app, ["train", "--algo", "grpo", "--reward", "polite_length", "--steps", "11", "--name",
+                                    "mine", "--sample-every", "5", "--eval-data", str(file), *(
+        word for setting in ("train.batch_size=1", "train.minibatches=1", "rollout.group_size=2",
+                             "rollout.max_completion=8", "train.optim.policy.lr=1e-12", f"run.dir={tmp_path}")
+        for word in ("--set", setting))])
+    assert done.exit_code == 0, done.output
+    chosen = pd.read_parquet(tmp_path / "mine/samples").query("split == 'chosen'").sort_values(["step", "row"])
+    seen = {step: table[["prompt", "completion"]].values.tolist() for step, table in chosen.groupby("step")}
+    assert list(seen) == [0, 5, 10]
+    assert [prompt for prompt, _ in seen[0]] == prompts[:3]
+    assert seen[0] == seen[5] == seen[10]
+    assert len({completion for _, completion in seen[0]}) == 3
+    for step in (5, 10):
+        assert done.output.count(f"  after step {step} [") == 3
+
+
 def test_14_base_and_tuned_side_by_side(followed):
     printed = followed.printed("claim-14")
     assert re.search(r"│\s*prompt|┃\s*prompt", printed)
@@ -396,9 +418,22 @@ def test_19_several_processes_train(followed_whole):
 
 def test_20_dpo_is_one_flag(followed):
     for name, data in (("dpo", "pairs"), ("dpo-own", "rollouts")):
-        spec = rlx.layers.read_spec_file(followed.folder / f"runs/{name}/spec.yaml")
+        run = followed.folder / "runs" / name
+        spec = rlx.layers.read_spec_file(run / "spec.yaml")
         assert spec["algo"]["name"] == "dpo"
         assert bool(spec["rewards"]) == (data == "rollouts")
+        assert any((run / "samples").glob("step_*.parquet")) == (data == "rollouts")
+
+
+@pytest.mark.parametrize("given", [{}, {"reward": characters, **SHORT}], ids=["pairs", "own"])
+def test_20_it_learns_from_pairs_and_from_what_it_writes(given, tmp_path):
+    """Before the first update the loss is log 2 whatever the pairs are; after it, it is not."""
+    result = rlx.train(algo="dpo", steps=2, run={"dir": str(tmp_path)}, **given, **SMALL)
+    first, second = metrics_of(result.run)
+    assert first["pairs"] > 0 < second["pairs"]
+    assert first["loss/policy"] == pytest.approx(math.log(2), abs=1e-5)
+    assert abs(second["loss/policy"] - math.log(2)) > 1e-4
+    assert ("reward/mean" in first) == bool(given)
 
 
 @pytest.mark.parametrize("language", PAGES)

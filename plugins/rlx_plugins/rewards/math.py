@@ -6,9 +6,12 @@ without a word. So it gets a limit on the main thread only, and a comparison tha
 
 from __future__ import annotations
 
+import importlib
+import logging
 import threading
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
+from types import ModuleType
 from typing import Any
 
 from pydantic import Field
@@ -32,7 +35,6 @@ def math(samples: Sequence[Sample], options: Options) -> list[Score | Exception 
 
 
 def _score(sample: Sample, options: Options) -> Score | Exception | None:
-    from math_verify import parse, verify
     from math_verify.errors import TimeoutException
 
     truth = sample.row.get(options.column)
@@ -43,19 +45,25 @@ def _score(sample: Sample, options: Options) -> Score | Exception | None:
     if not gold:
         return ValueError(f"the column '{options.column}' holds {truth!r:.60}, which is no mathematical expression")
     try:
-        said = parse(sample.completion, parsing_timeout=limit, raise_on_error=True)
-        right = verify(list(gold), said, timeout_seconds=limit, raise_on_error=True)
+        said = _library().parse(sample.completion, parsing_timeout=limit, raise_on_error=True)
+        right = _library().verify(list(gold), said, timeout_seconds=limit, raise_on_error=True)
     except (Exception, TimeoutException):  # what a completion holds may be beyond any comparison
         return Score(0.0, {"undecided": 1.0})
     return Score(float(right), {"undecided": 0.0})
 
 
+@cache
+def _library() -> ModuleType:
+    """math-verify, which would say each time that its own limit of time is off, as it is meant to be."""
+    for part in ("parser", "grader"):
+        logging.getLogger(f"math_verify.{part}").setLevel(logging.ERROR)
+    return importlib.import_module("math_verify")
+
+
 @lru_cache(4096)
 def _gold(truth: str) -> tuple[Any, ...]:
-    from math_verify import parse
-
     marked = truth if "\\boxed" in truth or "$" in truth else f"\\boxed{{{truth}}}"
-    return tuple(parse(marked, parsing_timeout=None))
+    return tuple(_library().parse(marked, parsing_timeout=None))
 
 
 build = math.build
