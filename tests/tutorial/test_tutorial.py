@@ -401,6 +401,16 @@ def test_17_the_distribution_is_shown_and_a_wrong_shape_is_refused(followed):
     assert "it gave 1 reward for 4 completions; a list of 4 numbers is wanted" in followed.printed("claim-17")
 
 
+@pytest.mark.parametrize(("language", "words"), [
+    ("en", r"before, (\d+) of 32 answers got 0, (\d+) got 0.5, (\d+) got 1 and (\d+) got 1.5"),
+    ("zh", r"训练前 32 条里，(\d+) 条得 0 分，(\d+) 条 0.5 分，(\d+) 条 1 分，(\d+) 条 1.5 分")])
+def test_17_the_distribution_in_words_is_the_one_shown(language, words):
+    said = re.search(words, PAGES[language].read_text(encoding="utf-8")).groups()
+    [line] = [line for b in read_blocks(PAGES[language]) if b.section == "claim-13" and b.language == "text"
+              for line in b.code.splitlines() if line.startswith("rewards of held-out prompts: 0 x ")]
+    assert tuple(re.findall(r" x (\d+)", line)) == said
+
+
 def test_18_a_reward_model_is_one_flag(followed):
     spec = rlx.layers.read_spec_file(followed.folder / "runs/judged/spec.yaml")
     assert [one["name"].partition(":")[0] for one in spec["rewards"]] == ["hf"]
