@@ -180,12 +180,14 @@ class Engine:
         """Trained weights in float32, and moments if a step was made, by kind and name, one at a time, on the CPU."""
         from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
-        self._parking.fill()
+        away = self._parking.fill()
         for name, parameter in self._trained():
             yield f"weight/{name}", safe_get_full_fp32_param(parameter).cpu().reshape(_shape(parameter))
             for moment in MOMENTS if self.updates else ():
                 value = safe_get_full_optimizer_state(parameter, moment)
                 yield f"{moment}/{name}", value.cpu().reshape(_shape(parameter))
+        if away:
+            self.park()
 
     def load_state(self, state: Mapping[str, Tensor], updates: int) -> None:
         """Take back what `state` gave after ``updates`` optimizer steps, from any rank count and ZeRO stage.

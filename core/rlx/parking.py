@@ -32,12 +32,14 @@ class Parking:
             self._waiting.append((storage, kept))
             storage.resize_(0)
 
-    def fill(self) -> None:
-        """Bring all of it back."""
+    def fill(self) -> bool:
+        """Bring all of it back; whether something waited."""
+        away = bool(self._waiting)
         while self._waiting:
             storage, kept = self._waiting.pop()
             storage.resize_(len(kept))
             storage.copy_(kept)
+        return away
 
 
 def only_for_updates(optimizer: Any, module: nn.Module) -> Iterator[Tensor]:

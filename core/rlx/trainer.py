@@ -70,7 +70,6 @@ class Trainer:
         phase, found = Phases(self.recorder.phase), Accumulator(self.ranks)
         seed_everything(self.run.seed, self.step, self.ranks.rank)
         self.context.step = self.step
-        self._park()
         collected = self.source.collect(phase)
         if collected is None:
             raise TrainingError(f"the data ended at step {self.step} of {self.total_steps}")
@@ -101,7 +100,6 @@ class Trainer:
         phase, found = Phases(self.recorder.phase), Accumulator(self.ranks)
         self.context.step = self.step
         seed_everything(self.run.seed, self.step, self.ranks.rank)
-        self._park()
         collected = self.source.evaluate(phase)
         if collected is None:
             return
@@ -168,13 +166,10 @@ class Trainer:
                 made += [seqs.with_(**loss.per_token) for seqs in rows.sequences.values() if loss.per_token]
             yield weighted
 
-    def _park(self) -> None:
-        for engine in self.engines.values():
-            engine.park()
-
     def _sync(self) -> None:
         if "policy" in self.engines:
-            self._park()
+            for engine in self.engines.values():
+                engine.park()
             self.source.sync(self.engines["policy"].policy_weights(), self.step)
 
     def _count_skipped(self, moved: bool) -> None:

@@ -172,11 +172,17 @@ def test_a_model_folder_without_a_model(refused, base, tmp_path):
 @pytest.mark.parametrize(("flag", "name", "said"), [
     ("--model", "nothere", "/nothere). Give one with config.json and *.safetensors, a .gguf file, or a hub name (ORG/"),
     ("--model", "hf:org/nothere", "hf: is written before data and rewards only; here write 'org/nothere'"),
-    ("--data", "hf:org/nothere", "data 'hf:org/nothere' cannot be had through datasets: ConnectionError: "),
-    ("--data", "hf:org/nothere", ". Give hf:ORG/NAME as the hub has it, a folder that save_to_disk wrote, or a file"),
+    ("--data", "hf:org/nothere", "data 'hf:org/nothere' cannot be had through datasets: ConnectionError: Couldn't "
+     "reach 'org/nothere' on the Hub (OfflineModeIsEnabled). Give hf:ORG/NAME as the hub has it, a folder that "
+     "save_to_disk wrote, or a file"),
     ("--data", f"hf:{DATA}/base_prompts.jsonl", ". A file is named without hf:"),
 ])
-def test_a_name_of_the_hub_that_is_none_gives_the_way_out(refused, base, flag, name, said):
+def test_a_name_of_the_hub_that_is_none_gives_the_way_out(refused, base, monkeypatch, flag, name, said):
+    import datasets.config
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)  # else it asks again and again
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     assert said in refused("train", "--algo", "ppo", *POLITE, *base, flag, name)
 
 

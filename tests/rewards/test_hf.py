@@ -172,6 +172,7 @@ def test_what_is_no_reward_model_is_refused(folder, tmp_path):
 
 
 def test_a_reward_model_that_is_nowhere_is_said_with_where_it_was_looked_for(tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # else it asks again and again
     monkeypatch.chdir(tmp_path)
     (tmp_path / "judge").mkdir()
     with pytest.raises(ModelError) as error:
