@@ -25,8 +25,7 @@ class Parking:
         for number, storage in enumerate(found.values()):
             kept = self._kept.get(number)
             if kept is None or len(kept) != len(storage):  # pinning takes long, and sizes stay
-                pin = storage.device.type == "cuda"
-                kept = torch.empty(len(storage), dtype=torch.uint8, pin_memory=pin).untyped_storage()
+                kept = torch.empty(len(storage), dtype=torch.uint8, pin_memory=storage.is_cuda).untyped_storage()
                 self._kept[number] = kept
             kept.copy_(storage)
             self._waiting.append((storage, kept))

@@ -219,15 +219,23 @@ def data_of(inputs: Inputs) -> list[dict[str, Any]]:
     return [part.rows.identity for part in (inputs.train, inputs.held_out) if part]
 
 
-def same_data(saved: Sequence[Mapping[str, Any]], inputs: Inputs, checkpoint: Path, forced: bool, say: Any) -> None:
+def same_data(saved: Any, inputs: Inputs, checkpoint: Path, forced: bool, say: Any) -> None:
     """Refuse to continue on data of another content, unless forced.
 
     The position in it would mean other rows; and what was measured on other held-out rows is not to be compared.
 
+    Args:
+        saved: what `data_of` gave then, or the first of it alone, as checkpoints once held it.
+        inputs: of the run that goes on.
+        checkpoint: from which.
+        forced: only say so.
+        say: where to.
+
     Raises:
         SpecError: with both numbers of rows.
     """
-    for part, then in zip(filter(None, (inputs.train, inputs.held_out)), saved, strict=False):
+    earlier = [saved] if isinstance(saved, Mapping) else saved
+    for part, then in zip(filter(None, (inputs.train, inputs.held_out)), earlier, strict=False):
         what = (f"data file '{part.rows.file}' has changed since the checkpoint '{checkpoint}' ({len(part.rows)} rows, "
                 f"were {then['rows']})")
         if part.rows.identity != then and not forced:

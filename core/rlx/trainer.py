@@ -185,7 +185,7 @@ class Trainer:
 
     def load_state_dict(self, state: Mapping[str, Any], weights: Callable[[Role], Mapping[str, Tensor]]) -> None:
         """Stand where `state_dict` was taken; ``weights`` gives what each role's `Engine.state` gave, by name."""
-        self.step, self.skipped, self.owed = state["step"], state["skipped"], state["owed"]
+        self.step, self.skipped, self.owed = state["step"], state["skipped"], state.get("owed", False)
         self.source.load_state_dict(state["source"])
         self.algorithm.load_state_dict(state["algorithm"])
         for role, engine in self.engines.items():

@@ -9,6 +9,7 @@ import shutil
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -20,7 +21,7 @@ from typer.testing import CliRunner
 import rlx
 from rlx.checkpoint import complete_checkpoints, verify
 from rlx.cli import app
-from rlx.runs import load_saved_spec
+from rlx.runs import load_saved_spec, same_data
 from rlx_plugins.hf_rollout import HFRollout
 from rlx_sdk import CheckpointError, ModelError, RewardError, Sample, SpecError, TrainingError
 
@@ -302,6 +303,24 @@ def test_held_out_data_that_has_changed_is_refused_too(train, tmp_path, capsys):
     capsys.readouterr()
     train("sft", **more, run={"name": "c", "resume": "auto", "resume_changed": True}, quiet=False)
     assert "(4 rows, were 2); continued by force: it goes on with other rows" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("saved", [{"rows": 2, "fingerprint": "a"}, [{"rows": 2, "fingerprint": "a"}]])
+def test_a_checkpoint_may_know_of_the_training_data_alone(saved):
+    """As those from before held-out data was noted."""
+    rows, other = ([{}, {}] for _ in range(2))
+    parts = [SimpleNamespace(rows=Rowed(rows, "a")), SimpleNamespace(rows=Rowed(other, "b"))]
+    same_data(saved, SimpleNamespace(train=parts[0], held_out=parts[1]), Path("x"), False, pytest.fail)
+    with pytest.raises(SpecError, match=r"2 rows, were 2\)"):
+        same_data(saved, SimpleNamespace(train=parts[1], held_out=None), Path("x"), False, pytest.fail)
+
+
+class Rowed(list):
+    """Rows of a file, as far as a resumed run looks at them."""
+
+    def __init__(self, rows, fingerprint):
+        super().__init__(rows)
+        self.file, self.identity = "rows.jsonl", {"rows": len(rows), "fingerprint": fingerprint}
 
 
 def test_a_resumed_run_says_what_has_changed_and_nothing_else(tmp_path, monkeypatch):

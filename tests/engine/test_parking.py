@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from rlx.engine import Engine
+from rlx.faults import ways_to_save
 from rlx.parking import only_for_updates
-from rlx_sdk import Sample, SpecError
+from rlx.spec import EngineSpec
+from rlx_plugins.hf_rollout import HFRollout
+from rlx_plugins.options import HFOptions
+from rlx_sdk import RolloutContext, Sample, SpecError
 
 from ..e2e.conftest import metrics_of, train  # noqa: F401 - a fixture
 
@@ -31,6 +36,14 @@ def test_a_run_is_the_same_bit_for_bit_and_the_memory_is_given_back(train, monke
         engines.append(engine)
 
     monkeypatch.setattr(Engine, "__init__", make)
+    told: list[bool] = []
+    backend = HFRollout.__init__
+
+    def sampler(self: HFRollout, options: HFOptions, context: RolloutContext) -> None:
+        told.append(context.makes_room)
+        backend(self, options, context)
+
+    monkeypatch.setattr(HFRollout, "__init__", sampler)
     seen: list[tuple[int, int]] = []
 
     def reward(samples: Sequence[Sample]) -> list[float]:
@@ -51,6 +64,7 @@ def test_a_run_is_the_same_bit_for_bit_and_the_memory_is_given_back(train, monke
         for (there, waiting), number in zip(last, weights, strict=True):
             held = HELD[dtype, stage] * number
             assert (there, waiting) == (0, pytest.approx(held, rel=0.02)) if away else there >= held and not waiting
+    assert told == [False, True], "a backend that takes what is free must know"
     one, two = found
     assert metrics_of(one.run) == metrics_of(two.run)
     files = sorted(file.relative_to(one.checkpoint) for file in one.checkpoint.rglob("*.safetensors"))
@@ -65,3 +79,10 @@ def test_a_run_is_the_same_bit_for_bit_and_the_memory_is_given_back(train, monke
 def test_it_is_refused_where_it_can_do_nothing(train, algo, engine, why):  # noqa: F811
     with pytest.raises(SpecError, match=rf"engine\.offload_while_sampling can have no effect: {why}"):
         train(algo, engine={"offload_while_sampling": True, **engine}, train={"steps": 1})
+
+
+@pytest.mark.parametrize(("engine", "named"), [
+    (EngineSpec(), True), (EngineSpec(offload_while_sampling=True), False), (EngineSpec(offload="optimizer"), False)])
+def test_too_little_memory_to_sample_names_it(engine, named):
+    spec = SimpleNamespace(engine=engine, rewards=["any"])
+    assert ("engine.offload_while_sampling = true" in ways_to_save(spec, "rollout")) == named

@@ -39,9 +39,11 @@ def test_without_a_compiler_only_when_nobody_asked(monkeypatch):
 
 
 def test_errors_of_compiling_are_passed_over_here_and_nowhere_else(monkeypatch):
-    seen = []
+    seen, chosen = [], {}
 
     def compiler(function, dynamic, options):
+        chosen.update(options)
+
         def compiled(*args):
             seen.append(torch._dynamo.config.suppress_errors)
             return function(*args)
@@ -50,4 +52,5 @@ def test_errors_of_compiling_are_passed_over_here_and_nowhere_else(monkeypatch):
 
     monkeypatch.setattr("torch.compile", compiler)
     assert fused(max)(3, 4) == 4
+    assert chosen == {"triton.mix_order_reduction": False}, "else it compiles anew by the number of tokens"
     assert (seen, torch._dynamo.config.suppress_errors) == ([True], False)

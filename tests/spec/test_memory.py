@@ -189,6 +189,15 @@ def test_the_kv_cache_can_be_the_most():
     assert found.parts["KV cache"] == 2 * 30 * 192 * 2 * 1_000_000 + 24 * 49_152 * 1000
 
 
+def test_what_waits_on_the_cpu_leaves_its_memory_to_the_sampler():
+    """Masters and moments, 12 bytes a weight, and at stage 1 in bfloat16 a float32 gradient."""
+    roles, load = [Role("policy", HALF, HALF.weights)], Load(100, 100, 50, sampled=2**23, sampled_rows=64)
+    plain, away = (estimate(roles, EngineSpec(offload_while_sampling=w), True, 1, load) for w in (False, True))
+    assert plain.phase == away.phase == "rollouts"
+    assert plain.peak - away.peak == pytest.approx(16 * HALF.weights)
+    assert away.peak == pytest.approx(2 * HALF.weights + away.parts["KV cache"])
+
+
 def test_shape_and_checkpoint_of_the_bundled_model(tmp_path):
     folder = Path(rlx.__file__).parent / "quickstart" / "rlx-tiny"
     shape = shape_of(folder)
