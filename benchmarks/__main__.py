@@ -191,14 +191,17 @@ def speed(algo: Annotated[str, typer.Argument(help="ppo, grpo, dpo or sft.")],
           tokens: Annotated[int, typer.Option(help="New ones a completion, or of an answer.")] = 64,
           group: Annotated[int, typer.Option(help="Completions a prompt.")] = 1,
           rollout: Annotated[str, typer.Option(help="hf or vllm.")] = "hf",
-          micro: Annotated[int, typer.Option(help="Rows a pass of TRL's.")] = 16, steps: Steps = 3,
+          micro: Annotated[int, typer.Option(help="Rows a pass of TRL's.")] = 16,
+          recompute: Annotated[bool, typer.Option(help="TRL recomputes activations, as by default.")] = False,
+          idle: Annotated[bool, typer.Option(help="Also rlx's idle time on the GPU, by phase.")] = False,
+          steps: Steps = 3,
           settings: Annotated[str, typer.Option(help="Of rlx's spec, as JSON by dotted name.")] = "{}",
           out: Out = None) -> None:
     """A step of rlx and one of TRL's on the same job: seconds, tokens, memory by phase."""
     from benchmarks.peers import QUICK
     from benchmarks.speed import Job, compare
 
-    job = Job(algo, shape, batch, tokens, group, steps, rollout, micro, json.loads(settings))
+    job = Job(algo, shape, batch, tokens, group, steps, rollout, micro, recompute, idle, json.loads(settings))
     found = {**compare(job, model or str(QUICK / "rlx-tiny"), peer == "trl"), "versions": _versions()}
     typer.echo(json.dumps(found, indent=1))
     if out is not None:

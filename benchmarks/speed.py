@@ -55,6 +55,8 @@ class Job:
         steps: measured, after two of warm-up.
         rollout: backend.
         micro: rows a pass of TRL's.
+        recompute: TRL recomputes activations, as it does by default.
+        idle: of one more step of rlx's, how much of each phase the GPU had nothing to do.
         settings: of rlx's spec, beside the job's own.
     """
 
@@ -66,6 +68,8 @@ class Job:
     steps: int = 3
     rollout: str = "hf"
     micro: int = 16
+    recompute: bool = False
+    idle: bool = False
     settings: dict[str, Any] | None = None
 
 
@@ -107,7 +111,7 @@ def write_rows(file: Path, job: Job) -> None:
 
 
 class Watch:
-    """Seconds, and the memory in use on the GPU, by phase; `figures` are medians over the steps.
+    """Seconds and the GPU's memory by phase, in use and of tensors at the most; `figures` are medians over the steps.
 
     Torch keeps what a phase has allocated at its peak until somebody asks for it: at the phase's end all of it is seen.
     """
@@ -115,6 +119,7 @@ class Watch:
     def __init__(self) -> None:
         """Nothing was seen yet."""
         self.memory: dict[str, int] = defaultdict(int)
+        self.tensors: dict[str, int] = defaultdict(int)
         self.seconds: dict[str, list[float]] = defaultdict(list)
         self.phase = "train"
 
@@ -123,6 +128,8 @@ class Watch:
         if torch.cuda.is_available():
             free, total = torch.cuda.mem_get_info()
             self.memory[self.phase] = max(self.memory[self.phase], total - free)
+            self.tensors[self.phase] = max(self.tensors[self.phase], torch.cuda.max_memory_allocated())
+            torch.cuda.reset_peak_memory_stats()
         self.phase = phase
 
     @contextmanager
@@ -141,7 +148,9 @@ class Watch:
     def figures(self, **more: Any) -> dict[str, Any]:
         """All but the first two of each phase."""
         middle = {name: round(statistics.median(found[2:] or found), 4) for name, found in self.seconds.items()}
-        return {"seconds": middle, "memory_gib": {k: round(v / 2**30, 2) for k, v in self.memory.items()}, **more}
+        gib = {"memory_gib": self.memory, "tensors_gib": self.tensors}
+        return {"seconds": middle, **{name: {k: round(v / 2**30, 2) for k, v in found.items()}
+                                      for name, found in gib.items()}, **more}
 
 
 class Recorder(Silent):
@@ -150,10 +159,11 @@ class Recorder(Silent):
     def __init__(self, watch: Watch) -> None:
         """Keep it."""
         super().__init__()
-        self.watch = watch
+        self.watch, self.phases = watch, list[tuple[str, int]]()
 
     def phase(self, name: str) -> None:
         """What uses the optimizer's memory is one phase to the watch."""
+        self.phases.append((name, time.time_ns()))
         self.watch.begin("generate" if name in ("rollout", "sync", "reward") else "train")
 
 
@@ -183,16 +193,43 @@ def rlx_side(job: Job, model: str, folder: Path) -> dict[str, Any]:
     plan = resolve(Registry.discover(), spec_of(job, model, folder))
     inputs, ranks = read_inputs(plan), start_distributed()
     plan = with_passes(plan, inputs, ranks.world)
-    trainer = build(plan, inputs, ranks, Recorder(watch))
+    recorder = Recorder(watch)
+    trainer = build(plan, inputs, ranks, recorder)
     trainer._sync()
     for _ in range(steps):
         with watch("train", "step"):
             trainer.train_step()
+    more = {"idle": idle(trainer.train_step, recorder)} if job.idle else {}
     trainer.source.close()
     lines = trainer.recorder.metrics[2:]  # type: ignore[attr-defined]
     parts = {key: round(statistics.median(line[key] for line in lines), 4)
              for key in lines[0] if key.startswith(("time/", "speed/", "update/tokens"))}
-    return watch.figures(phases=parts, weights=sum(p.numel() for p in trainer.engines["policy"].module.parameters()))
+    weights = sum(p.numel() for p in trainer.engines["policy"].module.parameters())
+    return watch.figures(phases=parts, weights=weights, **more)
+
+
+def idle(step: Callable[[], Any], recorder: Recorder) -> dict[str, Any]:
+    """Seconds of each phase of a step, by the profiler: all, and those in which nothing ran on the GPU."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        recorder.phases = [("outside", time.time_ns())]
+        step()
+        torch.cuda.synchronize()
+        ends = [at for _, at in recorder.phases[1:]] + [time.time_ns()]
+    work = sorted((event.start_ns(), event.end_ns()) for event in profiler.profiler.kineto_results.events()
+                  if event.device_type() != torch.autograd.DeviceType.CPU)
+    found: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+    for (name, begin), end in zip(recorder.phases, ends, strict=True):
+        busy, at = 0, begin
+        for start, stop in work:
+            start, stop = max(start, at), min(stop, end)
+            if stop > start:
+                busy, at = busy + stop - start, stop
+        found[name][0] += end - begin
+        found[name][1] += end - begin - busy
+    return {name: {"seconds": round(all_of_it / 1e9, 4), "idle": round(without / 1e9, 4)}
+            for name, (all_of_it, without) in found.items()}
 
 
 def _callback(watch: Watch) -> Any:
@@ -213,7 +250,7 @@ def _args(job: Job, folder: Path, rows: int) -> dict[str, Any]:
     gpu = torch.cuda.is_available()
     return {"output_dir": str(folder / "trl"), "per_device_train_batch_size": min(rows, job.micro),
             "gradient_accumulation_steps": max(1, rows // job.micro), "learning_rate": 1e-6, "bf16": gpu,
-            "gradient_checkpointing": False, "report_to": [], "save_strategy": "no", "logging_strategy": "no",
+            "gradient_checkpointing": job.recompute, "report_to": [], "save_strategy": "no", "logging_strategy": "no",
             "disable_tqdm": True, "use_cpu": not gpu}
 
 
