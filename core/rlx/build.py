@@ -144,5 +144,6 @@ def _source(plan: Plan, algorithm: Algorithm[Any], inputs: Inputs, modules: dict
         str(dtype).removeprefix("torch."), context_length(Path(spec.model.path)) or longest,
         engines["policy"].whole, _tokens(plan, inputs) // ranks.world, spec.engine.offload_while_sampling))
     source = RolloutSource(inputs.train, inputs.held_out, cursor, tokenizer, backend, rewards, sampling, evaluation,
-                           plan.group_size, spec.run.seed, plan.needs, algorithm.keep, spec.run.sample_every)
-    return source, backend.exact
+                           plan.group_size, spec.run.seed, plan.needs, algorithm.keep, spec.run.sample_every,
+                           inputs.total_steps if spec.rollout.ahead else 0)
+    return source, backend.exact and not spec.rollout.ahead

@@ -35,6 +35,7 @@ def inert(plan: Plan, given: set[str]) -> Iterator[str]:
         ("engine.offload_while_sampling", needs.data == "rollouts" and "policy" in needs.trains, f"{name} samples "
          "nothing here"),
         ("engine.offload_while_sampling", plan.spec.engine.offload is None, "engine.offload keeps them there always"),
+        ("engine.offload_while_sampling", not plan.spec.rollout.ahead, "rollout.ahead samples during updates"),
         ("run.sample_every", needs.data == "rollouts", f"{name} writes no samples here"),
         ("run.resume_changed", plan.spec.run.resume is not None, "nothing is resumed"),
         *((setting, plan.spec.run.save_every is not None, "without run.save_every only one checkpoint is written")
@@ -59,6 +60,10 @@ def conflicts(plan: Plan, registry: Registry) -> Iterator[str]:
     if spec.engine.deterministic and plan.rollout and not plan.rollout.entry.plugin.deterministic:
         yield (f"engine.deterministic: what the rollout backend '{plan.rollout.name}' samples depends on what it "
                "computes side by side; use --rollout hf, or leave the setting out")
+    if spec.rollout.ahead and plan.rollout and not plan.rollout.entry.plugin.concurrent:
+        able = listing((e.name for e in registry.entries("rollout") if e.plugin.concurrent), 12)
+        yield (f"rollout.ahead: the rollout backend '{plan.rollout.name}' cannot sample while the trainer computes; "
+               f"use --rollout {able}, or leave the setting out")
     if needs.rewards and not spec.rewards:
         rewards = listing((e.name for e in registry.entries("reward")), 12)
         yield f"{name} needs a reward: give --reward NAME (installed: {rewards})"

@@ -160,7 +160,8 @@ class RewardPanel:
 
     def _results(self, provider: Provider, samples: Sequence[Sample], groups: Sequence[int]) -> list[Result]:
         """What it makes of all samples, or of the groups that it was started with."""
-        started = self._started.pop(provider.name, {})
+        waiting = self._started[provider.name]
+        started = {group: waiting.pop(group) for group in set(groups) & waiting.keys()}  # others' turn comes later
         if not started:
             return self._checked(provider, samples)
         return [result for group, part in groupby(range(len(samples)), lambda i: groups[i])

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import sha1
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlx.ahead import Ahead, Completions, Place, Sampled
 from rlx.batching import pad_sequences
 from rlx.data import Prepared, Tokenizer
 from rlx.guard import generators_kept
@@ -83,35 +85,49 @@ class RolloutSource(Source):
     def __init__(self, train: Prepared, held_out: Prepared | None, cursor: Cursor, tokenizer: Tokenizer,
                  backend: RolloutBackend, rewards: RewardPanel, sampling: Sampling, evaluation: HeldOut,
                  group_size: int, seed: int, needs: Needs, keep: Callable[[Group], bool],
-                 show_every: int | None = None) -> None:
+                 show_every: int | None = None, ahead_until: int = 0) -> None:
         """Sample ``group_size`` completions of each prompt; in ``needs.rounds``, until enough groups are kept.
 
         Before every ``show_every``th step the chosen prompts are completed beside them, with the same seeds each time.
+        Batches of steps before ``ahead_until``, but the first, are sampled while the step before them is trained on.
         """
         self._train, self._held_out, self._cursor, self._tokenizer = train, held_out, cursor, tokenizer
         self._backend, self._rewards, self._sampling, self._evaluation = backend, rewards, sampling, evaluation
         self._group_size, self._seed, self._version = group_size, seed, -1
         self._needs, self._keep, self._show_every = needs, keep, show_every
+        self._ahead, self._ahead_until, self._closed = Ahead(), ahead_until, False
 
     def collect(self, phase: Timer) -> Collected | None:
         """Sample and score the next batch of prompts; more of them in place of groups that are not kept."""
         try:
             collected = self._collect(phase)
             if collected and self._show_every and self._version % self._show_every == 0:
-                return replace(collected, chosen=self._show_chosen(phase))
-            return collected
+                collected = replace(collected, chosen=self._show_chosen(phase))
         finally:
             self._backend.release()
+        if self._version + 1 < self._ahead_until and (places := self._cursor.next()) is not None:
+            self._ahead.begin(partial(self._sample, self._train, places, self._sampling, self._version))
+        return collected
+
+    def wait(self, phase: Timer) -> None:
+        """The next batch is there, or none is on its way."""
+        if self._ahead_until:
+            with phase("wait"):
+                self._ahead.wait()
+                self._cursor.ranks.gather(None)  # as long as the last rank
 
     def _collect(self, phase: Timer) -> Collected | None:
         rounds: list[_Round] = []
         kept: list[_Row] = []
         missing = self._cursor.batch_size
         while missing and len(rounds) < self._needs.rounds:
-            places = self._cursor.next(missing)
-            if places is None:
-                return None
-            rounds.append(self._sample_round(self._train, places, self._sampling, phase))
+            sampled = None if rounds else self._ahead.take()
+            if sampled is None:
+                places = self._cursor.next(missing)
+                if places is None:
+                    return None
+                sampled = self._sample_now(self._train, places, self._sampling, phase)
+            rounds.append(self._judge(self._train, sampled, phase))
             new = rounds[-1].kept(self._keep)
             kept += new
             missing -= sum(self._cursor.ranks.gather(len({row.position for row in new})))
@@ -134,7 +150,8 @@ class RolloutSource(Source):
             return None
         places = [(EVAL_STREAM + row, row) for row in self._cursor.ranks.share(range(len(held)))]
         try:
-            done = self._sample_round(held, places, self._evaluation.sampling, phase, self._evaluation.n)
+            done = self._judge(held, self._sample_now(held, places, self._evaluation.sampling, phase,
+                                                      self._evaluation.n), phase)
         finally:
             self._backend.release()
         collected = self._collected([done], done.rows, self._evaluation.sampling == self._sampling)
@@ -146,41 +163,72 @@ class RolloutSource(Source):
         """The first held-out prompts, or those of the data, completed once each."""
         prepared = self._held_out or self._train
         places = [(EVAL_STREAM + row, row) for row in self._cursor.ranks.share(range(min(CHOSEN, len(prepared))))]
-        return self._table(self._sample_round(prepared, places, self._sampling, lambda _: phase("chosen"), 1))
+        chosen: Timer = lambda _: phase("chosen")  # noqa: E731
+        return self._table(self._judge(prepared, self._sample_now(prepared, places, self._sampling, chosen, 1), chosen))
 
     def sync(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
         """Give the backend the new weights."""
         self._backend.sync(weights, version)
         self._version = version
 
+    def state_dict(self) -> dict[str, Any]:
+        """Its position, and the batch that was sampled ahead."""
+        return {**super().state_dict(), "ahead": self._ahead.state_dict(self._cursor.ranks)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
+        super().load_state_dict(state)
+        self._ahead.load_state_dict(state.get("ahead", ()), self._cursor.ranks, partial(self._arrived, self._train))
+
     def close(self) -> None:
-        """Close backend and rewards."""
+        """Close backend and rewards; what is on its way ends with the completion that comes next."""
+        self._closed = True
         self._backend.close()
         self._rewards.close()
 
-    def _sample_round(self, prepared: Prepared, places: Sequence[tuple[int, int]], sampling: Sampling,
-                      phase: Timer, n: int | None = None) -> _Round:
+    def _sample_now(self, prepared: Prepared, places: Sequence[Place], sampling: Sampling, phase: Timer,
+                    n: int | None = None) -> Sampled:
+        with phase("rollout"), generators_kept():  # async rewards work meanwhile
+            sampled = self._sample(prepared, places, sampling, self._version, n)
+            self._cursor.ranks.gather(None)  # the phase lasts until the last rank is done
+        return sampled
+
+    def _sample(self, prepared: Prepared, places: Sequence[Place], sampling: Sampling, version: int,
+                n: int | None = None) -> Sampled:
+        """Complete prompts with the weights of a version; touches nothing that the trainer computes with."""
         requests = [Request(prepared.ids(row, "prompt"), sampling, n or self._group_size, _seed(self._seed, position))
                     for position, row in places]
-        with phase("rollout"), generators_kept():  # async rewards work meanwhile
-            done: dict[int, list[tuple[Generation, Sample]]] = {}
-            for i, generations in self._backend.generate(requests):
-                example = prepared.example(places[i][1])
-                done[i] = [(g, as_sample(example, self._tokenizer.decode(g.tokens), g.finish_reason, len(g.tokens)))
-                           for g in generations]
-                self._rewards.start(places[i][0], [sample for _, sample in done[i]])
-            self._cursor.ranks.gather(None)  # the phase lasts until the last rank is done
-            flat = [(i, n, g, sample) for i in range(len(requests)) for n, (g, sample) in enumerate(done[i])]
-            self._refuse_stale(g for _, _, g, _ in flat)
+        groups: dict[int, Completions] = {}
+        for i, generations in self._backend.generate(requests):
+            if self._closed:
+                break
+            groups[i] = self._arrived(prepared, places[i], generations)
+        stale = next((g.version for group in groups.values() for g, _ in group if g.version != version), None)
+        if stale is not None:
+            raise TrainingError(f"the rollout backend sampled with the weights of step {stale}; the policy is at step "
+                                f"{version}")
+        return Sampled(places, [group for _, group in sorted(groups.items())])
+
+    def _arrived(self, prepared: Prepared, place: Place, generations: list[Generation]) -> Completions:
+        """Completions of a prompt, with which async rewards begin at once."""
+        example = prepared.example(place[1])
+        group = [(g, as_sample(example, self._tokenizer.decode(g.tokens), g.finish_reason, len(g.tokens)))
+                 for g in generations]
+        self._rewards.start(place[0], [sample for _, sample in group])
+        return group
+
+    def _judge(self, prepared: Prepared, sampled: Sampled, phase: Timer) -> _Round:
+        flat = [(place, n, g, sample) for place, group in zip(sampled.places, sampled.groups, strict=True)
+                for n, (g, sample) in enumerate(group)]
         with phase("reward"), generators_kept():
             judged = self._rewards.score([sample for *_, sample in flat],
-                                         [prepared.place(places[i][1]) for i, *_ in flat],
-                                         [places[i][0] for i, *_ in flat])
+                                         [prepared.place(row) for (_, row), *_ in flat],
+                                         [position for (position, _), *_ in flat])
         if any(judged.spans) and not self._needs.token_rewards:
             raise RewardError("a reward gave rewards of steps (Score.spans), and this algorithm learns from whole "
                               "completions: leave them out, or take one that docs/algorithms.md says is scored by step")
-        return _Round([_Row(*places[i], n, requests[i].tokens, g, sample, judged.rewards[k], judged.totals[k],
-                            judged.judged[k], judged.spans[k]) for k, (i, n, g, sample) in enumerate(flat)], judged)
+        return _Round([_Row(*place, n, prepared.ids(place[1], "prompt"), g, sample, judged.rewards[k], judged.totals[k],
+                            judged.judged[k], judged.spans[k]) for k, (place, n, g, sample) in enumerate(flat)], judged)
 
     def _collected(self, rounds: Sequence[_Round], kept: Sequence[_Row], as_in_training: bool = True) -> Collected:
         """What the algorithm learns from, the metrics of all that was sampled, and all of it as a table."""
@@ -213,12 +261,6 @@ class RolloutSource(Source):
                 rewards[min(bisect_left(ends, end), len(tokens) - 1)] += value
         return rewards
 
-    def _refuse_stale(self, generations: Iterator[Generation]) -> None:
-        stale = next((g.version for g in generations if g.version != self._version), None)
-        if stale is not None:
-            raise TrainingError(f"the rollout backend sampled with the weights of step {stale}; the policy is at step "
-                                f"{self._version}")
-
     def _table(self, one: _Round) -> list[dict[str, Any]]:
         return [{"sample": self._id(r), "row": r.row, "prompt": r.sample.prompt, "completion": r.sample.completion,
                  "reward": r.total if r.judged else None,
@@ -242,6 +284,8 @@ class RolloutSource(Source):
             "length/distinct": Mean(len(set(texts)), len(texts)),
             "rollout/tokens": Sum(sum(lengths)),
         })
+        if self._ahead_until:
+            found.add({"rollout/staleness": Mean(sum(self._version - r.generation.version for r in rows), len(rows))})
         for one in rounds:
             judged = one.judged
             found.add({"reward/failed": Mean(judged.failed, len(judged.rewards) * len(judged.by_provider))})

@@ -64,6 +64,9 @@ class Source(ABC):
     def sync(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:  # noqa: B027 - given data ignores it
         """The policy has new weights, on which given data does not depend."""
 
+    def wait(self, phase: Timer) -> None:  # noqa: B027 - given data is there
+        """For what is sampled while the trainer computes: new weights may come then."""
+
     def state_dict(self) -> dict[str, Any]:
         """Its position."""
         return {"position": self._cursor.position}

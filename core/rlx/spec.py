@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from rlx.machine import gpu_is_there
 
 MAX_FAILED = 0.5
+_Beta = Annotated[float, Field(ge=0, lt=1)]
 Overlong = Literal["error", "drop", "truncate_left", "truncate_right"]
 
 
@@ -144,6 +145,8 @@ class RolloutSpec(Section):
     """Logits are divided by it, in sampling and in training."""
     eval: EvalSampling | None = None
     """Of held-out prompts; default: as in training."""
+    ahead: bool = False
+    """Sample a step's batch during the step before, with weights one update older; for backends on other devices."""
     options: dict[str, Any] = {}
     """The backend's own options."""
 
@@ -156,9 +159,6 @@ class RolloutSpec(Section):
                              f"leave it out. Held-out prompts have rollout.eval.{cut[0]}, rlx sample has "
                              f"--{cut[0].replace('_', '-')}")
         return value
-
-
-_Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class OptimSpec(Section):
@@ -239,8 +239,8 @@ class EngineSpec(Section):
     @classmethod
     def _not_float16(cls, value: Any) -> Any:
         if value in ("float16", "fp16", "half"):
-            raise ValueError("float16 overflows without loss scaling, which skips updates as it searches its scale, so "
-                             "results would depend on its history; use bfloat16, or float32 where the GPU has none")
+            raise ValueError("float16 overflows without loss scaling, which skips updates as it searches its scale; "
+                             "use bfloat16, or float32 where the GPU has none")
         return value
 
 

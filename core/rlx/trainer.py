@@ -84,6 +84,7 @@ class Trainer:
         if collected.chosen is not None:
             self.recorder.chosen(self.step, collected.chosen)
         self.step += 1
+        self.source.wait(phase)
         with phase("sync"):
             self._sync()
         with phase("record"):

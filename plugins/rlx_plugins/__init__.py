@@ -106,6 +106,7 @@ def rlx_rollouts() -> list[RolloutPlugin]:
             config=lazy("rlx_plugins.options:VLLMServerOptions").resolve,
             build=lazy("rlx_plugins.vllm_server:VLLMServerRollout"),
             requires={"httpx": "rlx[vllm]"},
+            concurrent=True,
         ),
     ]
 

@@ -73,12 +73,15 @@ class RolloutPlugin(Plugin):
         auto: how much ``--rollout auto`` wants it, given whether there is a GPU; 0 for never.
         cached_tokens: tokens, given its options, whose KV cache may stand beside the trainer's memory; for estimates.
         deterministic: whether it samples the same tokens each time when torch computes deterministically.
+        concurrent: whether `generate` may run on a thread of its own while the trainer computes: it has weights and
+            devices of its own, and touches no random generator and no process group of the trainer's.
     """
 
     build: Callable[[Any, RolloutContext], RolloutBackend]
     auto: Callable[[bool], int] = lambda gpu: 0
     cached_tokens: Callable[[Any], int] = lambda options: 0
     deterministic: bool = False
+    concurrent: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

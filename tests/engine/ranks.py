@@ -24,5 +24,6 @@ def run_ranks(world: int, *arguments: str, timeout: float = 600) -> list[str]:
                               env={**os.environ, **place, "RANK": str(rank), "LOCAL_RANK": str(rank)})
              for rank in range(world)]
     outputs = [rank.communicate(timeout=timeout)[0] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0] * world, "\n".join(outputs)
+    codes = [rank.returncode for rank in ranks]
+    assert codes == [0] * world, f"{codes}\n" + "\n".join(outputs)
     return outputs

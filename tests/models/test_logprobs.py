@@ -156,6 +156,15 @@ def test_generation_and_logits_stay_as_they_were(llama):
     assert model.generate(prompt, **options).tolist() == before.generate(prompt, **options).tolist()
 
 
+def test_a_copy_has_a_head_of_its_own(llama):
+    model = llama()
+    CausalLM(model)
+    copied, prompt = copy.deepcopy(model), torch.tensor([[5, 9, 33]])
+    before = copied(prompt).logits
+    torch.nn.init.zeros_(model.get_output_embeddings().weight)
+    assert torch.equal(copied(prompt).logits, before)
+
+
 def test_another_architecture(sequences):
     """With a decoder and a head of other names."""
     torch.manual_seed(0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import json
 import os
 import signal
 import time
@@ -14,6 +15,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+import rlx
 from rlx.batching import pad_sequences
 from rlx.models import CausalLM
 from rlx_sdk import InputError, Request, RolloutContext, Sampling, TrainingError
@@ -171,3 +173,16 @@ def test_closing_ends_the_server(pair):
     pair.backend.close()
     assert process.poll() is not None
     assert gone(process.pid)
+
+
+@pytest.mark.full
+def test_a_run_samples_with_a_server_while_it_trains(tmp_path):
+    result = rlx.train("grpo", "polite_length", steps=4, quiet=True, run={"dir": str(tmp_path), "sample_every": None},
+                       rollout={"name": "vllm_server", "ahead": True, "max_completion": 16,
+                                "options": {"port": free_port()}})
+    lines = [json.loads(line) for line in (result.run / "metrics.jsonl").read_text().splitlines()]
+    lines = [line for line in lines if "loss/policy" in line]
+    assert [line["rollout/staleness"] for line in lines] == [0, 1, 1, 1]
+    assert all(line["rollout/logprob_diff"] < 0.5 for line in lines)
+    assert ["time/rollout" in line for line in lines] == [True, False, False, False]
+    assert all("time/wait" in line for line in lines)

@@ -105,12 +105,12 @@ def install_logprob_head(head: nn.Module) -> None:
 
     One call of the module a micro-batch, so that ZeRO-3 gathers its weight once, whatever the number of chunks.
     """
-    plain = head.forward
+    plain = head.forward.__func__  # type: ignore[attr-defined]  # not bound: a copied model has a head of its own
 
     def forward(self: Any, hidden: Tensor, targets: Tensor | None = None, temperature: float = 1.0,
                 entropy: bool = True, kernels: Kernels = Kernels()) -> Any:  # noqa: B008 - it is immutable
         if targets is None:
-            return plain(hidden)
+            return plain(self, hidden)
         chunk = max(1, CHUNK_ELEMENTS[hidden.device.type] // self.weight.shape[0])
         bias = getattr(self, "bias", None)
         arguments = (hidden, self.weight, bias, targets, temperature, chunk, entropy, kernels)

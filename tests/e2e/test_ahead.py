@@ -1,0 +1,161 @@
+"""``rollout.ahead``: a step's batch is sampled during the step before, with the weights of then."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from copy import deepcopy
+from dataclasses import replace
+
+import pandas as pd
+import pytest
+import torch
+
+from rlx.checkpoint import read_state
+from rlx.engine import Engine
+from rlx.registry import Registry
+from rlx_plugins.hf_rollout import HFRollout
+from rlx_plugins.options import HFOptions
+from rlx_sdk import RolloutPlugin, Sample, SpecError, TrainingError, hookimpl
+
+from .conftest import metrics_of
+
+
+class Twin:
+    """Samples with weights of its own, as a server would."""
+
+    exact = False
+
+    def __init__(self, options, context):
+        self._model = deepcopy(context.policy)
+        self._hf = HFRollout(HFOptions(), replace(context, policy=self._model))
+
+    def generate(self, requests):
+        if threading.current_thread() is not threading.main_thread():
+            self.begin()
+        return self._hf.generate(requests)
+
+    def begin(self):
+        pass
+
+    def sync(self, weights, version):
+        with torch.no_grad():
+            for name, weight in weights:
+                self._model.get_parameter(name).copy_(weight)
+        return self._hf.sync(iter(()), version)
+
+    def release(self):
+        pass
+
+    def close(self):
+        pass
+
+
+UPDATING = threading.Event()
+
+
+class Overlaps(Twin):
+    """A generation that begins only when an optimizer makes a step meanwhile."""
+
+    def begin(self):
+        UPDATING.clear()
+        assert UPDATING.wait(60)
+
+
+class Breaks(Twin):
+    def begin(self):
+        raise TrainingError("no server is left")
+
+
+@pytest.fixture(autouse=True)
+def backends(monkeypatch):
+    class Backends:
+        @hookimpl
+        def rlx_rollouts(self):
+            return [RolloutPlugin(name=made.__name__.lower(), summary="", config=lambda: HFOptions, build=made,
+                                  concurrent=True) for made in (Twin, Overlaps, Breaks)]
+
+    discover = Registry.discover
+
+    def with_ours():
+        found = discover()
+        found.add(Backends(), "tests", "1")
+        return found
+
+    monkeypatch.setattr("rlx.api.Registry", type("", (), {"discover": staticmethod(with_ours)}))
+
+
+async def letters(samples: list[Sample]) -> list[float]:
+    SCORED.extend(samples)
+    return [s.completion.count("e") / 10 for s in samples]
+
+
+SCORED: list[Sample] = []
+
+
+@pytest.fixture
+def sampled(train):
+    """A run of four steps, or fewer, whose weights move visibly."""
+    def made(name, ahead=True, algo="grpo", backend="twin", lr=2e-3, reward="polite_length", eval=0, run=()):
+        return train(algo, reward=reward, run={"name": name, "sample_every": None, **dict(run)}, data={"eval": eval},
+                     rollout={"name": backend, "ahead": ahead, "max_completion": 12, "group_size": 4},
+                     train={"batch_size": 4, "optim": {"policy": {"lr": lr, "schedule": "constant"}}})
+    return made
+
+
+def completions(result, step):
+    return list(pd.read_parquet(result.run / "samples" / f"step_{step:06}.parquet")["completion"])
+
+
+def test_each_batch_but_the_first_is_of_the_weights_before(sampled):
+    still, now, ahead = sampled("still", False, lr=0.0), sampled("now", False), sampled("ahead")
+    assert [line["rollout/staleness"] for line in metrics_of(ahead.run)] == [0, 1, 1, 1]
+    assert "rollout/staleness" not in metrics_of(now.run)[-1]
+    assert completions(ahead, 1) == completions(now, 1)
+    assert completions(ahead, 2) == completions(still, 2) != completions(now, 2)
+    assert completions(ahead, 3) != completions(still, 3)
+
+
+def test_the_trainer_updates_meanwhile(sampled, monkeypatch):
+    step = Engine.step
+
+    def told(engine, index):
+        UPDATING.set()
+        return step(engine, index)
+
+    monkeypatch.setattr(Engine, "step", told)
+    assert len(metrics_of(sampled("overlaps", backend="overlaps").run)) == 4
+
+
+@pytest.mark.parametrize(("algo", "eval"), [("grpo", 4), ("dapo", 0)])
+def test_resumed_equals_uninterrupted_bit_for_bit(sampled, algo, eval):
+    """With the batch that was sampled ahead, whose weights are gone; its rewards are not lost by an evaluation."""
+    run = {"eval_every": 1} if eval else {}
+    SCORED.clear()
+    straight = sampled("straight", algo=algo, reward=letters, eval=eval, run=run)
+    assert len({id(sample) for sample in SCORED}) == len(SCORED)
+    held_out = sum(len(pd.read_parquet(file)) for file in straight.run.glob("samples/eval_*.parquet"))
+    trained = sum(len(pd.read_parquet(file)) for file in straight.run.glob("samples/step_*.parquet"))
+    assert len(SCORED) == held_out + trained
+    broken = straight.run.parent / "broken"
+    shutil.copytree(straight.run, broken)
+    shutil.rmtree(broken / "checkpoints" / "global_step_4")
+    assert len(read_state(broken / "checkpoints" / "global_step_2")["source"]["ahead"]) == 4
+    assert read_state(straight.checkpoint)["source"]["ahead"] == []
+
+    resumed = sampled("broken", algo=algo, reward=letters, eval=eval, run={"resume": "auto", **run})
+
+    assert metrics_of(resumed.run) == metrics_of(straight.run)
+    for file in sorted(straight.checkpoint.rglob("*.safetensors")):
+        assert file.read_bytes() == (resumed.checkpoint / file.relative_to(straight.checkpoint)).read_bytes(), file
+
+
+def test_what_goes_wrong_there_ends_the_run(sampled):
+    with pytest.raises(TrainingError, match="no server is left"):
+        sampled("breaks", backend="breaks")
+
+
+def test_a_backend_that_shares_the_trainer_s_weights_is_refused(sampled):
+    with pytest.raises(SpecError, match=r"rollout.ahead: the rollout backend 'hf' cannot sample while the trainer "
+                                        r"computes; use --rollout .*vllm_server"):
+        sampled("hf", backend="hf")
