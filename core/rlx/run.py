@@ -73,7 +73,7 @@ def run(plan: Plan, view: View) -> Result:
         rewards = build_rewards(sized, pick_device())
         stack.callback(rewards.close)
         _try_rewards(rewards, inputs, ranks, view)
-        recorder = _Recorder(folder, view, inputs, plan, ranks)
+        recorder = _Recorder(folder, view, inputs, plan, ranks, start.identity)
         trainer = build(sized, inputs, ranks, recorder, rewards)
         stack.callback(trainer.source.close)
         if checkpoint:
@@ -153,8 +153,10 @@ def _stopped(trainer: Any, recorder: _Recorder, folder: Any) -> RunStopped:
 class _Recorder:
     """Run folder and trackers behind the trainer's one `Recorder`; rank 0 writes, the others hand over."""
 
-    def __init__(self, folder: Any, view: View, inputs: Any, plan: Plan, ranks: Any) -> None:
+    def __init__(self, folder: Any, view: View, inputs: Any, plan: Plan, ranks: Any,
+                 identity: Mapping[str, Any]) -> None:
         self._folder, self._view, self._inputs, self._plan, self._ranks = folder, view, inputs, plan, ranks
+        self._identity = identity
         self.trackers = Trackers(view.warn)
         self.watch = Watch()
         self.checkpoint: Path | None = None
@@ -220,12 +222,11 @@ class _Recorder:
 
     def save(self, trainer: Any) -> None:
         from rlx.checkpoint import SaveError, save_checkpoint
-        from rlx.runs import data_of
 
         self.phase("save")
         run = self._plan.spec.run
         state = {**trainer.state_dict(), "trackers": self.trackers.tell("state_dict"),
-                 "data": data_of(self._inputs), "metrics": self._measure(run.best)}
+                 **self._identity, "metrics": self._measure(run.best)}
         try:
             self.checkpoint = save_checkpoint(self._folder.checkpoints, trainer.step, trainer.engines,
                                               self._inputs.tokenizer.hf, state, run.keep, self._ranks, run.best)

@@ -11,12 +11,13 @@ from typing import Any
 from rlx import preflight
 from rlx.checkpoint import read_state
 from rlx.data.cache import Progress
+from rlx.identity import identity, same_identity
 from rlx.inputs import Inputs, build_rewards, read_inputs
 from rlx.logs import library_log
 from rlx.plan import Plan
 from rlx.problems import Problems
 from rlx.ranks import Ranks
-from rlx.runs import RunFolder, facts, open_run, same_data
+from rlx.runs import RunFolder, facts, open_run
 from rlx_sdk import SpecError
 
 SHARE = "set run.dir to a folder that all machines share"
@@ -33,6 +34,7 @@ class Start:
         folder: of the run; nothing is written yet.
         checkpoint: to go on from.
         saved: its state; empty without one.
+        identity: of data and models, by which a later part of the run knows them.
         memory: the estimate, and whether it is too much.
         careful: what else may go wrong.
     """
@@ -42,6 +44,7 @@ class Start:
     folder: RunFolder
     checkpoint: Path | None
     saved: Mapping[str, Any]
+    identity: Mapping[str, Any]
     memory: tuple[str, bool]
     careful: tuple[str, ...]
 
@@ -70,11 +73,13 @@ def examine(plan: Plan, ranks: Ranks, world: int, say: Callable[[str], None], pr
     saved: Mapping[str, Any] = ranks.first_does(lambda: read_state(checkpoint) if checkpoint else {})
     if checkpoint:
         ranks.agree({f"the checkpoint '{checkpoint}' is there": checkpoint.exists()}, SHARE)
+    now: Mapping[str, Any] = ranks.first_does(lambda: identity(plan, inputs) if inputs is not None else {})
     if ranks.first:
         for problem in preflight.problems(plan, inputs, folder, world):
             found.errors.append(SpecError([problem]))
         if checkpoint and inputs is not None:
-            found.of(lambda: _goes_on(plan, inputs, checkpoint, saved, say))
+            found.of(lambda: same_identity(saved, now, plan, inputs, checkpoint, say))
+            found.of(lambda: _not_done(saved["step"], inputs.total_steps, checkpoint))
     everyones = ranks.gather(found.sentences)
     if any(everyones):
         ranks.first_does(lambda: _refuse(found, everyones, plan, inputs))
@@ -82,18 +87,13 @@ def examine(plan: Plan, ranks: Ranks, world: int, say: Callable[[str], None], pr
     assert folder is not None
     memory, careful = ranks.first_does(lambda: (preflight.memory(plan, inputs, world),
                                                 tuple(preflight.careful(plan, inputs, folder))))
-    return Start(plan, inputs, folder, checkpoint, saved, memory, careful)
+    return Start(plan, inputs, folder, checkpoint, saved, now, memory, careful)
 
 
-def _goes_on(plan: Plan, inputs: Inputs, checkpoint: Path, saved: Mapping[str, Any],
-             say: Callable[[str], None]) -> None:
-    """The checkpoint is one of this very run, and not its end."""
-    found = Problems()
-    found.of(lambda: same_data(saved["data"], inputs, checkpoint, plan.spec.run.resume_changed, say))
-    if saved["step"] >= inputs.total_steps:
-        found.errors.append(SpecError([f"nothing to do: '{checkpoint}' is at step {saved['step']} of "
-                                       f"{inputs.total_steps} already. Raise --steps to train on."]))
-    found.end()
+def _not_done(step: int, steps: int, checkpoint: Path) -> None:
+    if step >= steps:
+        raise SpecError([f"nothing to do: '{checkpoint}' is at step {step} of {steps} already. Raise --steps to train "
+                         "on."])
 
 
 def _refuse(found: Problems, everyones: list[list[str]], plan: Plan, inputs: Inputs | None) -> None:

@@ -21,8 +21,9 @@ from typer.testing import CliRunner
 import rlx
 from rlx.checkpoint import complete_checkpoints, verify
 from rlx.cli import app
+from rlx.identity import same_data
 from rlx.rewards import DRY_COMPLETION
-from rlx.runs import load_saved_spec, same_data
+from rlx.runs import load_saved_spec
 from rlx_plugins.hf_rollout import HFRollout
 from rlx_sdk import CheckpointError, ModelError, RewardError, Sample, SpecError, TrainingError
 
