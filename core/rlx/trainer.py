@@ -181,11 +181,21 @@ class Trainer:
     def state_dict(self) -> dict[str, Any]:
         """Everything beside weights and moments, JSON-able."""
         return {"step": self.step, "skipped": self.skipped, "owed": self.owed, "source": self.source.state_dict(),
-                "algorithm": self.algorithm.state_dict(), "updates": {r: e.updates for r, e in self.engines.items()}}
+                "algorithm": self.algorithm.state_dict(), "updates": {r: e.updates for r, e in self.engines.items()},
+                "budget": self.budget, "passes": self._passes}
+
+    @property
+    def _passes(self) -> list[int | None]:
+        """What the settings say of the size of a pass."""
+        return [self.train.pass_tokens, self.train.micro_batch]
 
     def load_state_dict(self, state: Mapping[str, Any], weights: Callable[[Role], Mapping[str, Tensor]]) -> None:
         """Stand where `state_dict` was taken; ``weights`` gives what each role's `Engine.state` gave, by name."""
         self.step, self.skipped, self.owed = state["step"], state["skipped"], state.get("owed", False)
+        if state.get("budget") and state["passes"] == self._passes:
+            self.budget = state["budget"]
+            self.recorder.note(f"train.micro_tokens = {self.budget}: larger passes did not fit before the checkpoint; "
+                               "--set train.micro_tokens=N tries another size")
         self.source.load_state_dict(state["source"])
         self.algorithm.load_state_dict(state["algorithm"])
         for role, engine in self.engines.items():
