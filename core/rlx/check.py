@@ -58,14 +58,16 @@ def _batch(plan: Plan, inputs: Inputs, ranks: int) -> str:
     """The arithmetic of a step."""
     train, group = plan.spec.train, plan.group_size if plan.needs.data == "rollouts" else 1
     rows = train.batch_size * group
-    step = f"{train.batch_size} prompts x {group} completions = " * (group > 1) + f"{rows} rows a step"
+    step = f"{count(train.batch_size, 'prompt')} x {group} completions = " * (group > 1)
+    step += f"{count(rows, 'row')} a step"
     if ranks > 1:
         idle = max(0, ranks - rows // train.minibatches)
         padding = f"{count(idle, 'rank has', 'ranks have')} a row of padding alone" if idle else "none is padding"
         step += f" on {ranks} ranks, {rows / ranks:.3g} each on average, by length, {padding}"
     updates = count(train.minibatches * train.update_epochs, "optimizer step")
     passes = inputs.total_steps * train.batch_size / len(inputs.train)
-    return (f"{step}; {updates} of {rows / train.minibatches:g} rows; {inputs.total_steps} steps are "
+    each, steps = rows / train.minibatches, count(inputs.total_steps, "step is", "steps are")
+    return (f"{step}; {updates} of {each:g} row{'s' * (each != 1)}; {steps} "
             f"{passes:{'.2g' if passes < 10 else ',.0f'}} passes over {count(len(inputs.train), 'row')}")
 
 

@@ -14,7 +14,7 @@ from rlx.machine import expanded
 from rlx.plan import Plan
 from rlx.problems import Problems
 from rlx.runs import FORCE
-from rlx.text import listing
+from rlx.text import count, listing
 from rlx_sdk import SpecError
 
 WHOLE = 64 << 20
@@ -145,8 +145,8 @@ def same_data(saved: Any, inputs: Inputs, checkpoint: Path, forced: bool, say: C
     """
     earlier = [saved] if isinstance(saved, Mapping) else saved
     for part, then in zip(filter(None, (inputs.train, inputs.held_out)), earlier, strict=False):
-        what = (f"data file '{part.rows.file}' has changed since the checkpoint '{checkpoint}' ({len(part.rows)} rows, "
-                f"were {then['rows']})")
+        what = (f"data file '{part.rows.file}' has changed since the checkpoint '{checkpoint}' "
+                f"({count(len(part.rows), 'row')}, were {then['rows']})")
         if part.rows.identity != then and not forced:
             raise SpecError([f"{what}, so its run cannot be continued. Put it back, or start a new run from those "
                              f"weights with --model {checkpoint / 'actor'}; {FORCE}"])

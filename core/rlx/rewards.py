@@ -17,6 +17,7 @@ from rlx.data import Example, Prepared
 from rlx.guard import time_limit
 from rlx.registry import stdout_to_stderr
 from rlx.spec import RewardSpec
+from rlx.text import count
 from rlx_sdk import FinishReason, Max, Mean, Metric, Min, Reward, RewardError, Sample, Score
 from rlx_sdk.errors import cause
 from rlx_sdk.scores import Caller, ScoreError, check_scores
@@ -205,7 +206,7 @@ class RewardPanel:
         """An isolated reward keeps its own time, an ``async`` one its loop."""
         if provider.spec.isolate:
             return provider.reward.score(samples)
-        with time_limit(provider.spec.timeout, f"reward {provider.label}, given {len(samples)} samples,"):
+        with time_limit(provider.spec.timeout, f"reward {provider.label}, given {count(len(samples), 'sample')},"):
             return provider.reward.score(samples)
 
 

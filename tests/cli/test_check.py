@@ -35,6 +35,15 @@ def test_the_arithmetic_of_a_batch_and_the_memory_by_part(rlx):
     assert "CPU cores" in report["machine"]
 
 
+def test_one_is_not_several(rlx):
+    report = lines_of(rlx("check", "--algo", "grpo", "--reward", "polite_length", "--set", "train.batch_size=1",
+                          "--set", "train.minibatches=8", "--steps", "1", "--json"))
+    assert report["batch"].startswith("1 prompt x 8 completions = 8 rows a step; 16 optimizer steps of 1 row; 1 step ")
+    alone = lines_of(rlx("check", "--algo", "grpo", "--reward", "polite_length", "--set", "rollout.group_size=64",
+                         "--json"))
+    assert "1 prompt a step with 64 completions each" in alone["notes"]
+
+
 def test_a_reward_that_judges_nothing_is_named(rlx):
     """Of the bundled data no row has the column that it compares with."""
     report = lines_of(rlx("check", "--algo", "grpo", "--reward", "exact_match", "--reward", "polite_length", "--json"))
@@ -172,6 +181,7 @@ def test_train_tries_a_reward_before_a_model_is_loaded(rlx, monkeypatch):
     assert loaded == []
     result = rlx(*flags, "polite_length", "--reward", "rules.py:none", "--set", "train.batch_size=1")
     assert (result.code, loaded) == (0, ["policy"])
+    assert "done: 1 step in " in result.out
     assert "careful: reward 'none' was tried on a made-up completion: it judged none" in result.out
 
 
