@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rlx.batching import concatenate, row_lengths, share_out
 from rlx.engine import Engine
-from rlx.faults import Seen, accumulate
+from rlx.faults import Seen, accumulate, fitted, passes
 from rlx.handles import RunContext
 from rlx.looks.samples import explain
 from rlx.metrics import Accumulator, Phases
@@ -182,20 +182,12 @@ class Trainer:
         """Everything beside weights and moments, JSON-able."""
         return {"step": self.step, "skipped": self.skipped, "owed": self.owed, "source": self.source.state_dict(),
                 "algorithm": self.algorithm.state_dict(), "updates": {r: e.updates for r, e in self.engines.items()},
-                "budget": self.budget, "passes": self._passes}
-
-    @property
-    def _passes(self) -> list[int | None]:
-        """What the settings say of the size of a pass."""
-        return [self.train.pass_tokens, self.train.micro_batch]
+                "passes": passes(self.train, self.budget)}
 
     def load_state_dict(self, state: Mapping[str, Any], weights: Callable[[Role], Mapping[str, Tensor]]) -> None:
         """Stand where `state_dict` was taken; ``weights`` gives what each role's `Engine.state` gave, by name."""
         self.step, self.skipped, self.owed = state["step"], state["skipped"], state.get("owed", False)
-        if state.get("budget") and state["passes"] == self._passes:
-            self.budget = state["budget"]
-            self.recorder.note(f"train.micro_tokens = {self.budget}: larger passes did not fit before the checkpoint; "
-                               "--set train.micro_tokens=N tries another size")
+        self.budget = fitted(state.get("passes"), self.train, self.recorder.note)
         self.source.load_state_dict(state["source"])
         self.algorithm.load_state_dict(state["algorithm"])
         for role, engine in self.engines.items():
