@@ -42,12 +42,12 @@ FUSED_FROM = 2e15
 """Tokens times weights of a run that compiling fused kernels is worth: half a minute (docs/performance.md)."""
 
 
-def build(plan: Plan, inputs: Inputs, ranks: Ranks, recorder: Recorder) -> Trainer:
-    """Load the models, put the trained ones under DeepSpeed, and connect everything."""
+def build(plan: Plan, inputs: Inputs, ranks: Ranks, recorder: Recorder, rewards: RewardPanel | None = None) -> Trainer:
+    """Load the models, put the trained ones under DeepSpeed, and connect everything; rewards may be built already."""
     spec, needs = plan.spec, plan.needs
     device = pick_device()
     dtype = pick_dtype(spec.engine.dtype, device)
-    rewards = build_rewards(plan, device)  # first: what cannot work is found before a model is loaded
+    rewards = rewards or build_rewards(plan, device)
     seed_everything(spec.run.seed, 0, 0)  # every rank begins with the same new weights
     temperature = spec.rollout.temperature if needs.data == "rollouts" else 1.0
     make = partial(Handle, device=torch.device(device), micro_tokens=spec.train.pass_tokens,

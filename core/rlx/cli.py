@@ -254,7 +254,7 @@ def _train(make_plan: Any, gpus: int | None, json: bool) -> None:
             raise SpecError([f"--gpus {gpus}, but a launcher has started {place.world} processes; leave it out"])
         plan = make_plan(Registry.discover())
         if gpus is not None and gpus > 1 and place.world == 1:
-            raise typer.Exit(launch(gpus))
+            raise typer.Exit(launch(gpus, plan))
         from rlx.run import run
 
         view = View(sys.stderr if json else sys.stdout)

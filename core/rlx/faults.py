@@ -13,7 +13,7 @@ from rlx.batching import row_lengths
 from rlx.engine import Engine
 from rlx.metrics import Accumulator
 from rlx.ranks import Ranks
-from rlx.spec import Spec
+from rlx.spec import Spec, TrainSpec
 from rlx_sdk import Batch, TrainingError
 
 SHOWN = 3
@@ -56,6 +56,21 @@ def accumulate(losses: Callable[[Accumulator, Seen], Iterable[Tensor]], engine: 
                 raise
         engine.forget()  # not in there: the error holds the tensors of the pass
         smaller(seen.current_tokens // 2)
+
+
+def passes(train: TrainSpec, budget: int) -> list[int | None]:
+    """For a checkpoint: the tokens of a pass after out of memory, 0 if there was none, and the settings of its size."""
+    return [budget, train.pass_tokens, train.micro_batch]
+
+
+def fitted(saved: list[int | None] | None, train: TrainSpec, say: Callable[[str], None]) -> int:
+    """Tokens of a pass that fitted before a checkpoint; 0 where the settings decide, or have become others."""
+    budget = (saved or [0])[0]
+    if not budget or saved != passes(train, budget):
+        return 0
+    say(f"train.micro_tokens = {budget}: larger passes did not fit before the checkpoint; --set train.micro_tokens=N "
+        "tries another size")
+    return budget
 
 
 def out_of_memory(error: BaseException) -> bool:

@@ -8,6 +8,8 @@ from typing import Any
 from rlx.machine import expanded
 from rlx.text import did_you_mean_file
 
+MODEL_FILES = (".json", ".safetensors", ".py", ".jinja", ".model", ".txt")
+
 
 def pretrained_args(path: str) -> dict[str, Any]:
     """Arguments of ``from_pretrained`` for a folder, a hub name, or one ``.gguf`` file."""
@@ -24,7 +26,7 @@ def model_files(path: str) -> list[tuple[str, int, int]]:
         from transformers.utils.hub import cached_file
 
         return [(str(Path(str(cached_file(path, "config.json"))).parent), 0, 0)]  # its name is the commit's
-    files = [place] if place.is_file() else [f for f in place.iterdir() if f.suffix in (".json", ".safetensors", ".py")]
+    files = [place] if place.is_file() else [f for f in place.iterdir() if f.suffix in MODEL_FILES]
     return sorted((str(f.absolute()), f.stat().st_size, f.stat().st_mtime_ns) for f in files)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from rlx.data import Limits, Prepared, Tokenizer, load_tokenizer, open_rows, prepare_rows
 from rlx.data.cache import Progress, unseen
@@ -12,6 +13,7 @@ from rlx.folders import context_length
 from rlx.isolate import IsolatedReward
 from rlx.machine import expanded
 from rlx.plan import Chosen, Plan
+from rlx.problems import Problems
 from rlx.rewards import Provider, RewardPanel
 from rlx.spec import RewardSpec
 from rlx.text import listing
@@ -34,17 +36,20 @@ def read_inputs(plan: Plan, progress: Progress = unseen) -> Inputs:
     Raises:
         ModelError: no tokenizer.
         DataError: the data cannot be used.
+        InputError: several of these.
     """
-    spec = plan.spec
-    tokenizer = load_tokenizer(spec.model.path, spec.model.chat_template, spec.model.trust_remote_code)
-    if "reference" in plan.needs.frozen and spec.model.reference.path is not None:
-        _same_vocabulary(tokenizer, spec.model.reference.path, spec.model.trust_remote_code)
-    train = _prepare(plan, spec.data.path, tokenizer, progress)
-    held_out = None
-    if isinstance(spec.data.eval, str):
-        held_out = _prepare(plan, spec.data.eval, tokenizer, progress)
-    elif spec.data.eval:
-        train, held_out = train.split(spec.data.eval)
+    spec, found, model = plan.spec, Problems(), plan.spec.model
+    tokenizer = found.of(lambda: load_tokenizer(model.path, model.chat_template, model.trust_remote_code))
+    if tokenizer is not None and "reference" in plan.needs.frozen and model.reference.path is not None:
+        found.of(partial(_same_vocabulary, tokenizer, model.reference.path, model.trust_remote_code))
+    apart = [spec.data.eval] if isinstance(spec.data.eval, str) else []
+    parts = [found.of(partial(_prepare, plan, path, tokenizer, progress)) for path in (spec.data.path, *apart)]
+    found.end()
+    train, held_out = parts[0], parts[1] if apart else None
+    assert tokenizer is not None
+    assert train is not None
+    if spec.data.eval and not apart:
+        train, held_out = train.split(int(spec.data.eval))
     if spec.train.steps is not None:
         return Inputs(tokenizer, train, held_out, spec.train.steps)
     rows = len(train) * (spec.train.epochs or 1)
@@ -61,11 +66,13 @@ def _same_vocabulary(tokenizer: Tokenizer, reference: str, trust_remote_code: bo
                          "so their logprobs cannot be compared")
 
 
-def _prepare(plan: Plan, path: Paths, tokenizer: Tokenizer, progress: Progress) -> Prepared:
+def _prepare(plan: Plan, path: Paths, tokenizer: Tokenizer | None, progress: Progress) -> Prepared | None:
+    """Without a tokenizer it is only seen whether the files can be read."""
     data, cache = plan.spec.data, expanded(plan.spec.data.cache)
     try:
-        return prepare_rows(open_rows(path, cache, progress), plan.needs.data, tokenizer, _limits(plan), data.columns,
-                            cache, progress)
+        rows = open_rows(path, cache, progress)
+        return None if tokenizer is None else prepare_rows(rows, plan.needs.data, tokenizer, _limits(plan),
+                                                           data.columns, cache, progress)
     except DataError as error:
         if plan.needs.data == plan.needs_with_rewards.data or "it has the columns" not in str(error):
             raise

@@ -16,8 +16,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from rlx_sdk import SpecError
-
 STARTED = "RLX_STARTED_BY_RLX"
 """Set in the processes that `launch` starts: they hand their error to it instead of printing it."""
 _REPORT = "TORCHELASTIC_ERROR_FILE"
@@ -69,13 +67,13 @@ def _first_host(nodes: str) -> str:
     return re.sub(r"\[(\d+)[^\]]*\]", r"\1", re.match(r"(?:[^\[,]|\[[^\]]*\])+", nodes)[0])  # type: ignore[index]
 
 
-def launch(processes: int) -> int:
+def launch(processes: int, plan: Any) -> int:
     """Run this very command once a GPU (without any: once a share of the cores); the exit code of the whole.
 
     One that fails ends all; what is printed of it is its own error, not what the others then see.
 
     Raises:
-        SpecError: there are fewer GPUs.
+        InputError: there are fewer GPUs.
     """
     import torch
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
@@ -84,7 +82,9 @@ def launch(processes: int) -> int:
 
     gpus = torch.cuda.device_count()
     if 0 < gpus < processes:
-        raise SpecError([f"--gpus {processes}: this machine has {gpus}"])
+        from rlx.check import check_plan
+
+        check_plan(plan, ranks=processes)  # it says so, with all else that is wrong
     for name in ("torch.distributed.elastic", "torch.distributed.launcher"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     os.environ[STARTED] = "1"

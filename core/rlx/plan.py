@@ -18,7 +18,7 @@ from rlx.machine import gpu_is_there
 from rlx.problems import section_of, sentences
 from rlx.registry import Entry, Registry
 from rlx.spec import RewardSpec, Spec
-from rlx.text import listing
+from rlx.text import count, listing
 from rlx_sdk import Kind, Needs, PluginError, SpecError
 
 AUTO = "auto"
@@ -146,8 +146,9 @@ class _Resolver:
         bundled = self.given and lookup(self.given, "model.path") is None
         if not bundled or plan.rollout is None or group == 1 or lookup(self.given, "train.batch_size") is not None:
             return plan
-        self.notes.append(f"{max(1, rows // group)} prompts a step with {group} completions each, for the bundled "
-                          f"{rows} rows; --set train.batch_size=N for another number of prompts")
+        prompts = count(max(1, rows // group), "prompt")
+        self.notes.append(f"{prompts} a step with {group} completions each, for the bundled {rows} rows; "
+                          "--set train.batch_size=N for another number of prompts")
         train = plan.spec.train.model_copy(update={"batch_size": max(1, rows // group)})
         return replace(plan, spec=plan.spec.model_copy(update={"train": train}), notes=tuple(self.notes))
 

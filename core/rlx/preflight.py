@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,18 +14,21 @@ import psutil
 import pyarrow.compute as pc
 import torch
 
+from rlx.checkpoint import complete_checkpoints
 from rlx.data import Prepared
+from rlx.data.tokenizer import Notice
 from rlx.faults import ways_to_save
 from rlx.inputs import Inputs
 from rlx.machine import expanded
 from rlx.memory import GIB, Estimate, Load, Role, checkpoint_bytes, estimate, lora_weights, shape_of
 from rlx.models import pick_device, pick_dtype
 from rlx.plan import Plan
-from rlx.spec import RunSpec
+from rlx.runs import RunFolder
 from rlx.text import did_you_mean, listing
 
 LARGE_PASSES = (32_768, 16_384)
 """Tokens, tried in this order."""
+TEMPLATE_ROWS = 256
 SHARE_OF_GPU = 0.5
 """Of its memory that may be needed with them: others use it too, and estimates are some per cent off."""
 
@@ -113,53 +117,92 @@ def memory_text(found: Estimate, plan: Plan, ranks: int) -> tuple[str, bool]:
     return f"{text}: too much. Change first: {first}", True
 
 
-def disk_problem(plan: Plan) -> str | None:
-    """Why the checkpoints will not fit, if they will not."""
+def memory(plan: Plan, inputs: Inputs, ranks: int) -> tuple[str, bool]:
+    """The estimate in words, and whether it is too much."""
+    found = estimate_memory(plan, inputs, ranks)
+    return memory_text(found, plan, ranks) if found else ("the model's files do not tell", False)
+
+
+def disk_space(plan: Plan, folder: RunFolder | None) -> tuple[str | None, str | None]:
+    """Why not even one checkpoint will fit, if it will not; else why not all that are to be there at once."""
     run, roles = plan.spec.run, roles_of(plan)
     if roles is None:
-        return None
+        return None, None
     one = checkpoint_bytes(roles, pick_dtype(plan.spec.engine.dtype, pick_device()) == torch.bfloat16)
-    number = _checkpoints_at_once(run)
-    place = next(p for p in (expanded(run.dir).absolute() / "x").parents if p.exists())
+    wanted = 1 if run.save_every is None else run.keep + 1 + (run.best is not None)  # a new one before an old one goes
+    there = len(complete_checkpoints(folder.checkpoints)) if folder and run.resume else 0
+    more, place = max(1, wanted - there), _existing(folder.checkpoints if folder else expanded(run.dir))
     free = shutil.disk_usage(place).free
-    if one * number <= free:
-        return None
-    return (f"the checkpoints need {one * number / GIB:.2f} GiB ({number} at once), and '{place}' has "
-            f"{free / GIB:.2f} free: set run.dir to another disk, or run.keep lower")
+    has = f"and '{place}' has {free / GIB:.2f} free: set run.dir to another disk, or"
+    if one > free:
+        return f"a checkpoint needs {one / GIB:.2f} GiB, {has} make room there", None
+    needed = f"the checkpoints need {one * more / GIB:.2f} GiB ({more}{' more' * bool(there)} at once)"
+    return None, f"{needed}, {has} run.keep lower" if one * more > free else None
 
 
-def _checkpoints_at_once(run: RunSpec) -> int:
-    """A new one is written before an old one goes."""
-    return 1 if run.save_every is None else run.keep + 1 + (run.best is not None)
+def _existing(path: Path) -> Path:
+    """The folder, or the first above it that is there."""
+    return next(p for p in (path.absolute() / "x").parents if p.exists())
 
 
 def folder_problem(plan: Plan) -> str | None:
     """Why the run folder cannot be written, if it cannot."""
-    run = expanded(plan.spec.run.dir).absolute()
-    place = next(p for p in (run / "x").parents if p.exists())
+    place = _existing(expanded(plan.spec.run.dir))
     if place.is_dir() and os.access(place, os.W_OK | os.X_OK):
         return None
     why = "read-only" if place.is_dir() else "no folder"
     return f"the run folder cannot be made in '{place}', which is {why}: set run.dir to a folder that can be written"
 
 
-def problems(plan: Plan, inputs: Inputs) -> list[str]:
-    """All that will fail later for want of a folder, space or credentials."""
-    folder = folder_problem(plan)
-    return [*filter(None, (folder, None if folder else disk_problem(plan))), *start_problems(plan, inputs)]
+def problems(plan: Plan, inputs: Inputs | None, folder: RunFolder | None, ranks: int) -> Iterator[str]:
+    """All that will fail later for want of a GPU, a folder, space or credentials; or for what is in the data."""
+    gpus = torch.cuda.device_count()
+    if 0 < gpus < ranks:
+        yield f"--gpus {ranks}: this machine has {gpus}"
+    if unwritable := folder_problem(plan):
+        yield unwritable
+    elif no_space := disk_space(plan, folder)[0]:
+        yield no_space
+    for tracker in plan.trackers:
+        problem = tracker.entry.call("preflight", tracker.options)
+        if problem:
+            yield f"tracker '{tracker.name}': {problem}"
+    if inputs is not None:
+        yield from _data_problems(plan, inputs)
 
 
-def start_problems(plan: Plan, inputs: Inputs) -> Iterator[str]:
-    """What trackers say will fail when they start; token ids and columns that are not there."""
+def careful(plan: Plan, inputs: Inputs, folder: RunFolder) -> Iterator[str]:
+    """What may fail later, or not do what was meant, beside too little memory."""
+    if space := disk_space(plan, folder)[1]:
+        yield space
+    if odd := odd_rows(inputs):
+        yield listing(odd)
+
+
+def odd_rows(inputs: Inputs) -> list[str]:
+    """Of the first rows those that begin with more than one BOS, or whose answer does not end in a stop token."""
+    train, stops = inputs.train, inputs.tokenizer.stop_token_ids
+    rows, cut = range(min(TEMPLATE_ROWS, len(train))), set(train.notices.get(Notice.CUT, ()))
+    begins = {row: leading_bos(inputs, row) for row in rows}
+    return [*(f"{train.place(row)} begins with {number} BOS" for row, number in begins.items() if number > 1),
+            *(f"the {name} of {train.place(row)} does not end in a stop token" for row in rows
+              for name in ("completion", "chosen", "rejected") if name in train.table.column_names
+              and train.row_index(row) not in cut and train.ids(row, name)[-1] not in stops)]
+
+
+def leading_bos(inputs: Inputs, row: int) -> int:
+    """How many BOS tokens a prompt begins with."""
+    prompt, bos = inputs.train.ids(row, "prompt"), inputs.tokenizer.hf.bos_token_id
+    return next((i for i, token in enumerate(prompt) if token != bos), len(prompt))
+
+
+def _data_problems(plan: Plan, inputs: Inputs) -> Iterator[str]:
+    """Token ids and columns that are not there."""
     yield from vocabulary_problems(plan, inputs)
     name, held_out = plan.spec.data.source, inputs.held_out
     if name and held_out and name not in held_out.rows.columns:
         yield (f"data.source: '{held_out.rows.file}' has no column '{name}', it has "
                f"{listing(held_out.rows.columns, 20)}.{did_you_mean(name, held_out.rows.columns)}")
-    for tracker in plan.trackers:
-        problem = tracker.entry.call("preflight", tracker.options)
-        if problem:
-            yield f"tracker '{tracker.name}': {problem}"
 
 
 def vocabulary_problems(plan: Plan, inputs: Inputs) -> Iterator[str]:

@@ -1,17 +1,61 @@
-"""What pydantic finds wrong with settings, in sentences a user can act on."""
+"""What is wrong: found by several looks, told at once; of settings, in sentences a user can act on."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from rlx.looks.peers import called_here
 from rlx.spec import Spec
-from rlx.text import did_you_mean, listing
+from rlx.text import count, did_you_mean, listing
+from rlx_sdk import InputError, RlxError, SpecError
+
+T = TypeVar("T")
 
 _FLAGS = {"algo": ": give --algo NAME (rlx plugins lists them)", "data": ": give --data FILE"}
+
+
+class InputErrors(InputError):
+    """Several of different kinds, as one."""
+
+    def __init__(self, errors: Sequence[RlxError], sentences: Sequence[str]) -> None:
+        """Keep them, and their sentences in the message."""
+        self.errors = tuple(errors)
+        lines = [text.replace("\n", "\n    ") for text in sentences]
+        super().__init__("\n  - ".join([f"{count(len(lines), 'problem')}:", *lines]))
+
+
+class Problems:
+    """Errors of several looks: each is taken, whatever those before it have found."""
+
+    def __init__(self) -> None:
+        """None yet."""
+        self.errors: list[RlxError] = []
+
+    def of(self, look: Callable[[], T]) -> T | None:
+        """What it gives; None where it raises one of our errors, which is kept."""
+        try:
+            return look()
+        except RlxError as error:
+            self.errors += getattr(error, "errors", (error,))
+        return None
+
+    @property
+    def sentences(self) -> list[str]:
+        """Each problem once."""
+        return list(dict.fromkeys(text for error in self.errors for text in (
+            error.problems if isinstance(error, SpecError) else (str(error),))))
+
+    def end(self) -> None:
+        """Raise what was found: one error as it is, several as one."""
+        if len(self.errors) == 1:
+            raise self.errors[0]
+        if self.errors and all(isinstance(error, SpecError) for error in self.errors):
+            raise SpecError(self.sentences)
+        if self.errors:
+            raise InputErrors(self.errors, self.sentences)
 
 
 def sentences(error: ValidationError, model: type[BaseModel], value: Any, prefix: str) -> list[str]:

@@ -24,6 +24,7 @@ from rlx.machine import expanded
 from rlx.plan import Plan
 from rlx.ranks import Ranks
 from rlx.sources import read_rows
+from rlx.text import count
 from rlx_sdk import DataError, Pairs, Sequences
 
 CHUNK = 256
@@ -93,7 +94,7 @@ def cached_reference(plan: Plan, inputs: Inputs, ranks: Ranks, load: Callable[[]
         gc.collect()  # the model's output layer refers to itself
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-        say(f"reference logprobs of {sum(len(rows) for _, rows in wanted):,} rows computed in "
+        say(f"reference logprobs of {count(sum(len(rows) for _, rows in wanted), 'row')} computed in "
             f"{time.monotonic() - begin:.0f} s and kept on disk")
     table = _kept(path)
     if table is None:

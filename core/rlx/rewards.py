@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
-from rlx.data import Example
+from rlx.data import Example, Prepared
 from rlx.guard import time_limit
 from rlx.registry import stdout_to_stderr
 from rlx.spec import RewardSpec
+from rlx.text import count
 from rlx_sdk import FinishReason, Max, Mean, Metric, Min, Reward, RewardError, Sample, Score
 from rlx_sdk.errors import cause
 from rlx_sdk.scores import Caller, ScoreError, check_scores
@@ -26,6 +27,8 @@ _SHOWN = 3
 _RECENT = 100
 """Samples over which a provider's failures are counted (``max_failed``)."""
 _EPS = 1e-4
+DRY_ROWS, DRY_COMPLETION = 4, "Thank you, here is an answer."
+JUDGES_NONE = "it judged none, and so teaches nothing: has the data the columns that it reads?"
 _log = logging.getLogger("rlx")
 _log.addHandler(logging.NullHandler())  # outside of a run, whose log takes it, the message says enough,
 _log.propagate = False  # and a plugin that points the root logger elsewhere gets nothing of it
@@ -134,12 +137,25 @@ class RewardPanel:
             raise RewardError("a reward gave rewards of steps (Score.spans), which combine = normalized cannot use")
         return found
 
+    def dry_run(self, train: Prepared) -> dict[str, list[float | None]]:
+        """Each provider's scores of a made-up completion of the first rows; what fails here would fail later.
+
+        Raises:
+            RewardError: as `score`.
+        """
+        rows = range(min(DRY_ROWS, len(train)))
+        samples = [as_sample(train.example(row), DRY_COMPLETION) for row in rows]
+        found = self.score(samples, [train.place(row) for row in rows]).by_provider if self._providers else {}
+        self._recent.clear()  # they are none of the run's
+        return found
+
     def close(self) -> None:
-        """Close every provider and the thread of ``async`` ones."""
+        """Close every provider, once, and the thread of ``async`` ones."""
         with contextlib.ExitStack() as stack:
             stack.callback(self._caller.close)
             for provider in self._providers:
                 stack.callback(_close, provider)
+            self._providers = ()
 
     def _usable(self, provider: Provider, samples: Sequence[Sample], rows: Sequence[str], groups: Sequence[int],
                 found: Judged) -> list[Score | None]:
@@ -191,7 +207,7 @@ class RewardPanel:
         """An isolated reward keeps its own time, an ``async`` one its loop."""
         if provider.spec.isolate:
             return provider.reward.score(samples)
-        with time_limit(provider.spec.timeout, f"reward {provider.label}, given {len(samples)} samples,"):
+        with time_limit(provider.spec.timeout, f"reward {provider.label}, given {count(len(samples), 'sample')},"):
             return provider.reward.score(samples)
 
 

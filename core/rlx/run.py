@@ -15,12 +15,11 @@ from rlx.looks.trackers import Trackers
 from rlx.looks.warn import Watch
 from rlx.plan import Plan
 from rlx.view import View
-from rlx_sdk import RunError, RunStopped, SpecError
+from rlx_sdk import RunError, RunStopped
 
 # Threads that wait spin for a moment, then sleep: spinning on, as is the default, they starve each other when anything
 # else runs on the machine; sleeping at once costs a tenth of the speed when nothing does. Read when torch is loaded.
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-SHARE = "set run.dir to a folder that all machines share"
 
 
 @dataclass(frozen=True)
@@ -48,44 +47,37 @@ def run(plan: Plan, view: View) -> Result:
         RunError: training could not go on.
         RunStopped: a signal asked for the end.
     """
-    from rlx.checkpoint import SavedTensors, read_state
+    from rlx.checkpoint import SavedTensors
     from rlx.determinism import deterministic
-    from rlx.inputs import read_inputs
     from rlx.logs import library_log
     from rlx.ranks import start_distributed
-    from rlx.runs import facts, open_run, same_data
+    from rlx.start import examine
     from rlx.watch import StopSignals, Watchdog
 
     with contextlib.ExitStack() as stack, deterministic(plan.spec.engine.deterministic):
         with library_log(None):
             ranks = start_distributed(plan.spec.run.stuck_after)
         view = view if ranks.first else view.silent()
-        folder, checkpoint = ranks.first_does(lambda: open_run(plan, view.note))
-        with library_log(None), ranks.one_a_machine_first():
-            inputs = read_inputs(plan, view.progress)
-        ranks.agree(facts(plan, inputs), "give every machine the same settings, files and versions")
+        start = examine(plan, ranks, ranks.world, view.note, view.progress)
+        sized, inputs, checkpoint, saved = start.plan, start.inputs, start.checkpoint, start.saved
         view.inputs(plan, inputs)
-        saved = ranks.first_does(lambda: read_state(checkpoint) if checkpoint else {})
-        if checkpoint:
-            ranks.agree({f"the checkpoint '{checkpoint}' is there": checkpoint.exists()}, SHARE)
-            same_data(saved["data"], inputs, checkpoint, plan.spec.run.resume_changed, view.note)
-        from rlx.preflight import with_passes
-
-        sized = with_passes(plan, inputs, ranks.world)
-        ranks.first_does(lambda: _preflight(sized, inputs, ranks.world, view))
-        folder = _own(folder, ranks, stack)
+        for note in (*start.careful, *[f"memory: {start.memory[0]}"] * start.memory[1]):
+            view.note(f"careful: {note}")
+        folder = _own(start.folder, ranks, stack)
         log = "libraries.log" if ranks.first else f"libraries.log.{ranks.rank}"
         stack.enter_context(library_log(folder.path / log))
         from rlx.build import build
+        from rlx.inputs import build_rewards
+        from rlx.models import pick_device
 
-        recorder = _Recorder(folder, view, inputs, plan, ranks)
-        trainer = build(sized, inputs, ranks, recorder)
+        rewards = build_rewards(sized, pick_device())
+        stack.callback(rewards.close)
+        _try_rewards(rewards, inputs, ranks, view)
+        recorder = _Recorder(folder, view, inputs, plan, ranks, start.identity)
+        trainer = build(sized, inputs, ranks, recorder, rewards)
         stack.callback(trainer.source.close)
         if checkpoint:
             trainer.load_state_dict(saved, partial(SavedTensors, checkpoint))
-            if trainer.step >= trainer.total_steps:
-                raise SpecError([f"nothing to do: '{checkpoint}' is at step {trainer.step} of {trainer.total_steps} "
-                                 "already. Raise --steps to train on."])
             view.note(f"continuing from '{checkpoint}', step {trainer.step}")
         if ranks.first:
             folder.rewind(saved.get("step", -1))
@@ -106,6 +98,8 @@ def _own(folder: Any, ranks: Any, stack: contextlib.ExitStack) -> Any:
     """The folder made, for this run alone until its end, and the same one for all ranks."""
     folder = ranks.first_does(folder.make)
     ranks.first_does(lambda: stack.enter_context(folder.locked()))
+    from rlx.start import SHARE
+
     mark = ranks.first_does(folder.mark)
     try:
         ranks.agree({f"'{folder.path}' is the run's folder": mark.exists()}, SHARE)
@@ -114,16 +108,13 @@ def _own(folder: Any, ranks: Any, stack: contextlib.ExitStack) -> Any:
     return folder
 
 
-def _preflight(plan: Plan, inputs: Any, ranks: int, view: View) -> None:
-    """What would fail later, before a model is loaded; what only may is said."""
-    from rlx.preflight import disk_problem, estimate_memory, memory_text, start_problems
+def _try_rewards(panel: Any, inputs: Any, ranks: Any, view: View) -> None:
+    """Before a model is loaded, those that were built for the run; a service that is down is waited for here too."""
+    from rlx.rewards import JUDGES_NONE
 
-    if problems := list(start_problems(plan, inputs)):
-        raise SpecError(problems)
-    found = estimate_memory(plan, inputs, ranks)
-    text, too_much = memory_text(found, plan, ranks) if found else ("", False)
-    for note in filter(None, (disk_problem(plan), f"memory: {text}" if too_much else None)):
-        view.note(f"careful: {note}")
+    for name, scores in ranks.first_does(lambda: panel.dry_run(inputs.train)).items():
+        if set(scores) == {None}:
+            view.note(f"careful: reward '{name}' was tried on a made-up completion: {JUDGES_NONE}")
 
 
 @contextlib.contextmanager
@@ -162,8 +153,10 @@ def _stopped(trainer: Any, recorder: _Recorder, folder: Any) -> RunStopped:
 class _Recorder:
     """Run folder and trackers behind the trainer's one `Recorder`; rank 0 writes, the others hand over."""
 
-    def __init__(self, folder: Any, view: View, inputs: Any, plan: Plan, ranks: Any) -> None:
+    def __init__(self, folder: Any, view: View, inputs: Any, plan: Plan, ranks: Any,
+                 identity: Mapping[str, Any]) -> None:
         self._folder, self._view, self._inputs, self._plan, self._ranks = folder, view, inputs, plan, ranks
+        self._identity = identity
         self.trackers = Trackers(view.warn)
         self.watch = Watch()
         self.checkpoint: Path | None = None
@@ -229,12 +222,11 @@ class _Recorder:
 
     def save(self, trainer: Any) -> None:
         from rlx.checkpoint import SaveError, save_checkpoint
-        from rlx.runs import data_of
 
         self.phase("save")
         run = self._plan.spec.run
         state = {**trainer.state_dict(), "trackers": self.trackers.tell("state_dict"),
-                 "data": data_of(self._inputs), "metrics": self._measure(run.best)}
+                 **self._identity, "metrics": self._measure(run.best)}
         try:
             self.checkpoint = save_checkpoint(self._folder.checkpoints, trainer.step, trainer.engines,
                                               self._inputs.tokenizer.hf, state, run.keep, self._ranks, run.best)

@@ -194,7 +194,7 @@ def open_run(plan: Plan, say: Any) -> tuple[RunFolder, Path | None]:
 
 _FIXED = ("algo.name", "model.path", "model.reference.path", "data.path", "data.columns", "data.max_prompt",
           "data.max_length", "data.overlong", "data.eval", "train.batch_size", "rollout.group_size", "run.seed",
-          "model.lora", "model.lora.rank", "model.lora.alpha", "model.lora.targets")
+          "model.chat_template", "model.lora", "model.lora.rank", "model.lora.alpha", "model.lora.targets")
 FORCE = "--set run.resume_changed=true continues all the same"
 
 
@@ -212,37 +212,6 @@ def _compare(saved: Tree, now: Tree, checkpoint: Path, say: Any, forced: bool) -
                        ("changed since the checkpoint: ", [k for k in changed if k not in refused])):
         if keys:
             say(what + listing(f"{k} {old.get(k)!r} -> {new.get(k)!r}" for k in keys))
-
-
-def data_of(inputs: Inputs) -> list[dict[str, Any]]:
-    """What is learned from, and what is held out, if that is."""
-    return [part.rows.identity for part in (inputs.train, inputs.held_out) if part]
-
-
-def same_data(saved: Any, inputs: Inputs, checkpoint: Path, forced: bool, say: Any) -> None:
-    """Refuse to continue on data of another content, unless forced.
-
-    The position in it would mean other rows; and what was measured on other held-out rows is not to be compared.
-
-    Args:
-        saved: what `data_of` gave then, or the first of it alone, as checkpoints once held it.
-        inputs: of the run that goes on.
-        checkpoint: from which.
-        forced: only say so.
-        say: where to.
-
-    Raises:
-        SpecError: with both numbers of rows.
-    """
-    earlier = [saved] if isinstance(saved, Mapping) else saved
-    for part, then in zip(filter(None, (inputs.train, inputs.held_out)), earlier, strict=False):
-        what = (f"data file '{part.rows.file}' has changed since the checkpoint '{checkpoint}' ({len(part.rows)} rows, "
-                f"were {then['rows']})")
-        if part.rows.identity != then and not forced:
-            raise SpecError([f"{what}, so its run cannot be continued. Put it back, or start a new run from those "
-                             f"weights with --model {checkpoint / 'actor'}; {FORCE}"])
-        if part.rows.identity != then:
-            say(f"{what}; continued by force: it goes on with other rows")
 
 
 def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:

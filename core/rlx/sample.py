@@ -11,6 +11,7 @@ from typing import Any
 from rlx.checkpoint import complete_checkpoints
 from rlx.data import Example, Limits, Rows, Tokenizer, load_tokenizer, open_rows, prepare_rows
 from rlx.data.cache import Progress, unseen
+from rlx.data.layouts import MAP
 from rlx.layers import Tree, read_spec_file
 from rlx.logs import library_log
 from rlx.machine import expanded
@@ -57,7 +58,11 @@ class OpenModel:
         data = (spec or {}).get("data", {})
         cache = expanded(data.get("cache", "~/.cache/rlx"))
         rows = first_rows(open_rows(prompts, cache, progress), limit)
-        prepared = prepare_rows(rows, "rollouts", self.tokenizer, Limits(), data.get("columns", {}), cache)
+        try:
+            prepared = prepare_rows(rows, "rollouts", self.tokenizer, Limits(), data.get("columns", {}), cache)
+        except DataError as error:  # here there are no settings to map columns with
+            said, hint, _ = str(error).partition(MAP)
+            raise DataError(f"{said} Rename one of them to prompt." if hint else said) from error
         return [Prompt(prepared.example(i), prepared.ids(i, "prompt")) for i in range(len(prepared))]
 
     def complete(self, prompts: Sequence[Prompt], sampling: Sampling, n: int, seed: int,

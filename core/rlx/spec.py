@@ -270,7 +270,7 @@ class RunSpec(Section):
     resume: str | None = None
     """'auto' continues the run of this name from its newest checkpoint, if there is one; or a checkpoint's folder."""
     resume_changed: bool = False
-    """Continue although the data, or a setting that makes it another run, has changed."""
+    """Continue although the data, a model's files, or a setting that makes it another run, have changed."""
 
 
 class TrackerSpec(Section):

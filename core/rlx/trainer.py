@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rlx.batching import concatenate, row_lengths, share_out
 from rlx.engine import Engine
-from rlx.faults import Seen, accumulate
+from rlx.faults import Seen, accumulate, fitted, passes
 from rlx.handles import RunContext
 from rlx.looks.samples import explain
 from rlx.metrics import Accumulator, Phases
@@ -182,11 +182,13 @@ class Trainer:
     def state_dict(self) -> dict[str, Any]:
         """Everything beside weights and moments, JSON-able."""
         return {"step": self.step, "skipped": self.skipped, "owed": self.owed, "source": self.source.state_dict(),
-                "algorithm": self.algorithm.state_dict(), "updates": {r: e.updates for r, e in self.engines.items()}}
+                "algorithm": self.algorithm.state_dict(), "updates": {r: e.updates for r, e in self.engines.items()},
+                "passes": passes(self.train, self.budget)}
 
     def load_state_dict(self, state: Mapping[str, Any], weights: Callable[[Role], Mapping[str, Tensor]]) -> None:
         """Stand where `state_dict` was taken; ``weights`` gives what each role's `Engine.state` gave, by name."""
         self.step, self.skipped, self.owed = state["step"], state["skipped"], state.get("owed", False)
+        self.budget = fitted(state.get("passes"), self.train, self.recorder.note)
         self.source.load_state_dict(state["source"])
         self.algorithm.load_state_dict(state["algorithm"])
         for role, engine in self.engines.items():

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
 from rlx.logs import Forgiving
-from rlx.text import clock, printable
+from rlx.text import clock, count, printable
 
 T = TypeVar("T")
 MOMENT, EVERY = 2.0, 10.0
@@ -89,7 +89,7 @@ class View:
     def done(self, result: Any) -> None:
         """The run is over."""
         model = _hf_folder(result.checkpoint)
-        self.terminal.print(f"\ndone: {result.steps} steps in {clock(time.monotonic() - self._began)}\n"
+        self.terminal.print(f"\ndone: {count(result.steps, 'step')} in {clock(time.monotonic() - self._began)}\n"
                             f"run         {result.run}\ncheckpoint  {model}  (a plain HF folder)", markup=False)
 
 

@@ -11,7 +11,7 @@ from statistics import quantiles
 from typing import TYPE_CHECKING, Any
 
 from rlx.looks.stats import verdict
-from rlx.text import clock, printable
+from rlx.text import clock, count, printable
 from rlx_sdk import Config, TrackerContext
 
 if TYPE_CHECKING:
@@ -216,7 +216,7 @@ def _facts(sample: Mapping[str, Any]) -> str:
                    if name.startswith("reward/")]
     several = f" ({', '.join(by_provider)})" if len(by_provider) > 1 else ""
     cut = ", cut" if sample["finish_reason"] == "length" else ""
-    return f"reward {_number(sample['reward'])}{several}, {sample['length']} tokens{cut}"
+    return f"reward {_number(sample['reward'])}{several}, {count(sample['length'], 'token')}{cut}"
 
 
 def _phases(metrics: Mapping[str, float], prefix: str = "time/") -> str:

@@ -10,6 +10,11 @@ from pathlib import Path
 
 import pytest
 
+import rlx.build as rlx_build
+from rlx.problems import Problems
+from rlx.start import _refuse
+from rlx_sdk import DataError, InputError
+
 CASES = Path(__file__).parents[1] / "cases"
 
 
@@ -28,6 +33,15 @@ def test_the_arithmetic_of_a_batch_and_the_memory_by_part(rlx):
         assert f"{part} " in report["memory"]
     assert report["tokens"].startswith("of the first 256 prompts 256 are written the same with an answer behind them")
     assert "CPU cores" in report["machine"]
+
+
+def test_one_is_not_several(rlx):
+    report = lines_of(rlx("check", "--algo", "grpo", "--reward", "polite_length", "--set", "train.batch_size=1",
+                          "--set", "train.minibatches=8", "--steps", "1", "--json"))
+    assert report["batch"].startswith("1 prompt x 8 completions = 8 rows a step; 16 optimizer steps of 1 row; 1 step ")
+    alone = lines_of(rlx("check", "--algo", "grpo", "--reward", "polite_length", "--set", "rollout.group_size=64",
+                         "--json"))
+    assert "1 prompt a step with 64 completions each" in alone["notes"]
 
 
 def test_a_reward_that_judges_nothing_is_named(rlx):
@@ -100,21 +114,85 @@ def test_a_tracker_without_credentials_is_found_before_the_model_is_loaded(rlx, 
         assert rlx(command, spec, "--algo", "sft").code == 0
 
 
-def test_checkpoints_that_will_not_fit_and_a_folder_that_cannot_be_written_are_refused(rlx, tmp_path):
+def test_space_for_checkpoints_and_a_folder_that_cannot_be_written(rlx, tmp_path):
+    """What cannot hold one ends check and train alike; what holds one, and not all of them, is said by both."""
     disk = tmp_path / "disk"
     disk.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=20m", "tmpfs", disk], capture_output=True,
                       check=False).returncode:
         pytest.skip("a small file system cannot be mounted here")
     try:
-        flags = ("--algo", "sft", "--set", f"run.dir={disk}", "--set", "run.save_every=10")
-        result = rlx("check", *flags)
-        assert result.code == 2
-        assert f"the checkpoints need 0.05 GiB (3 at once), and '{disk}' has 0.02 free" in result.err
+        flags = ("--algo", "sft", "--set", f"run.dir={disk}", "--set", "run.save_every=10", "--steps", "1")
+        few = f"the checkpoints need 0.05 GiB (3 at once), and '{disk}' has 0.02 free: set run.dir to another disk, or"
+        assert f"careful: {few} run.keep lower" in rlx("check", *flags).out
+        assert f"careful: {few} run.keep lower" in " ".join(rlx("train", *flags, "--name", "one").out.split("\n"))
+        none = f"a checkpoint needs 0.02 GiB, and '{disk}' has 0.00 free: set run.dir to another disk, or make room"
+        for command in ("check", "train"):
+            result = rlx(command, *flags)
+            assert (result.code, none in result.err) == (2, True), result
+        assert [run.name for run in disk.iterdir()] == ["one"]
+        resumed = rlx("check", *flags, "--name", "one", "--resume", "auto")
+        assert "nothing to do" in resumed.err
+        assert none.replace(str(disk), f"{disk}/one/checkpoints") in resumed.err
         subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
         assert f"the run folder cannot be made in '{disk}', which is read-only" in rlx("check", *flags).err
     finally:
         subprocess.run(["umount", "-l", disk], check=True)
+
+
+WRONG = "def broken(samples):\n    raise KeyError('answer')\ndef none(samples):\n    return [None] * len(samples)\n"
+
+
+@pytest.mark.parametrize("command", ["check", "train"])
+def test_all_that_is_wrong_with_data_machine_and_rewards_is_said_at_once(rlx, tmp_path, monkeypatch, command):
+    """Before anything is loaded; a service that is not there is not waited for where the run will not start anyway."""
+    monkeypatch.setattr("rlx.models.loading.load_causal_lm", None)
+    Path("rules.py").write_text(WRONG)
+    Path("bad.jsonl").write_text("no json\n")
+    flags = [command, "--algo", "grpo", "--steps", "1", "--set", "run.dir=rules.py/runs", "--reward"]
+    begin, before = time.monotonic(), sorted(Path().iterdir())
+    result = rlx(*flags, "rules.py:broken", "--data", "bad.jsonl", "--eval-data", "none.jsonl")
+    assert result.code == 2
+    assert result.err.startswith("error: 3 problems:\n  - data file 'bad.jsonl', line 1 is not valid JSON: ")
+    for said in ("\n  - there is no data file 'none.jsonl'", "\n  - the run folder cannot be made in '"):
+        assert said in result.err
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}/"
+    result = rlx(*flags, url)
+    assert result.code == 2
+    for said in ("2 problems:\n  - the run folder cannot be made in '", f"{url} could not be reached: ConnectError"):
+        assert said in result.err
+    assert time.monotonic() - begin < 60
+    assert sorted(Path().iterdir()) == before
+
+
+def test_train_tries_a_reward_before_a_model_is_loaded(rlx, monkeypatch):
+    """It is the one that is used, built once."""
+    loaded: list[str] = []
+    load = rlx_build._load
+    monkeypatch.setattr(rlx_build, "_load", lambda *args: loaded.append(args[1]) or load(*args))
+    Path("rules.py").write_text(WRONG)
+    flags = ["train", "--algo", "grpo", "--steps", "1", "--set", "rollout.max_completion=2", "--reward"]
+    result = rlx(*flags, "rules.py:broken")
+    assert result.code == 1
+    assert "sample 1 of 4 (data " in result.err
+    assert "completion 'Thank you, here is an answer.'): KeyError: 'answer'" in result.err
+    assert loaded == []
+    result = rlx(*flags, "polite_length", "--reward", "rules.py:none", "--set", "train.batch_size=1")
+    assert (result.code, loaded) == (0, ["policy"])
+    assert "done: 1 step in " in result.out
+    assert "careful: reward 'none' was tried on a made-up completion: it judged none" in result.out
+
+
+def test_too_few_gpus_and_all_else_are_said_by_train_too(rlx, monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    Path("bad.jsonl").write_text("no json\n")
+    result = rlx("train", "--algo", "sft", "--gpus", "2", "--data", "bad.jsonl")
+    assert result.code == 2
+    assert "2 problems:" in result.err
+    assert "--gpus 2: this machine has 1" in result.err
+    assert "bad.jsonl" in result.err
 
 
 @pytest.mark.parametrize("reward", ["judge", "http"])
@@ -130,3 +208,15 @@ def test_a_service_that_is_not_there_is_said_at_once(rlx, reward):
     assert result.code == 1
     assert f"{url}{'/chat/completions' * (reward == 'judge')} could not be reached: ConnectError" in result.err
     assert time.monotonic() - begin < 60
+
+
+def test_what_another_rank_alone_has_found_is_named_with_the_rank():
+    found = Problems()
+    found.of(lambda: fail("no data here"))
+    with pytest.raises(InputError) as refused:
+        _refuse(found, [["no data here"], ["no data here", "no model"], ["no model"]], None, None)
+    assert str(refused.value) == "2 problems:\n  - no data here\n  - rank 1: no model"
+
+
+def fail(text):
+    raise DataError(text)

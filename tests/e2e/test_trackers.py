@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from rlx.registry import Registry
+from rlx.rewards import DRY_COMPLETION
 from rlx_sdk import Config, RewardError, TrackerPlugin, hookimpl
 
 
@@ -100,7 +101,9 @@ def test_a_tracker_is_finished_when_the_training_fails(train, offered):
     offered(lambda *_: tracker)
 
     def broken(samples):
-        raise ValueError("broken")
+        if samples[0].completion != DRY_COMPLETION:
+            raise ValueError("broken")
+        return [0.0] * len(samples)
 
     with pytest.raises(RewardError):
         train("ppo", reward=broken, trackers=[{"name": "mine"}], data={"eval": 0}, train={"steps": 1})

@@ -51,7 +51,7 @@ def test_the_setting_sets_what_it_says_and_takes_it_back(train, monkeypatch):  #
     train("grpo", reward=reward, rollout={"max_completion": 4, "group_size": 2}, engine={"deterministic": True},
           train={"steps": 1, "batch_size": 2}, data={"eval": 0}, run={"sample_every": None})
     on = {"algorithms": True, "warn only": False, "cudnn": (True, False), "cudnn attention": False}
-    assert seen == [(on, ":4096:8")]
+    assert seen == [(on, ":4096:8")] * 2, "in the dry run, and in the step"
     assert flags() == before != on
 
 

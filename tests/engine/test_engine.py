@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import copy
 import math
+import os
+import sys
 
 import pytest
 import torch
 
 from rlx.engine import Engine, learning_rate
 from rlx.logs import library_log
-from rlx.ranks import start_distributed
+from rlx.ranks import _import_muon, start_distributed
 from rlx.spec import OptimSpec
 from rlx_sdk import CheckpointError
 
@@ -126,6 +128,21 @@ def test_a_checkpoint_of_another_model_is_refused_by_weight():
     state["weight/0.weight"] = torch.zeros(3, 3)
     with pytest.raises(CheckpointError, match=r"shape \(3, 3\) for the weight '0.weight' of shape \(7, 5\)"):
         engine.load_state(state, 0)
+
+
+@pytest.mark.parametrize("before", [None, "0"])
+def test_deepspeeds_muon_does_not_bring_the_compiler(monkeypatch, before):
+    """It would, imported as it is; what others have said of compiling stays."""
+    compiler, muon = "torch._inductor.compile_fx", "deepspeed.runtime.zero.muon.original_muon"
+    for name in (compiler, muon, "deepspeed.runtime.zero.muon.muon_optimizer"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.delenv("TORCHDYNAMO_DISABLE", raising=False)
+    if before is not None:
+        monkeypatch.setenv("TORCHDYNAMO_DISABLE", before)
+    _import_muon()
+    assert compiler not in sys.modules
+    assert sys.modules[muon].MuonWithAuxAdam
+    assert os.environ.get("TORCHDYNAMO_DISABLE") == before
 
 
 @pytest.mark.parametrize(("schedule", "expected"), [

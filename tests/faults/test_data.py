@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from rlx.rewards import DRY_COMPLETION
 from rlx_sdk import DataError, Sample, SpecError
 
 from ..e2e.conftest import metrics_of
@@ -22,7 +23,7 @@ ROWS = [{"prompt": f"What is {i}?", "answer": i} for i in range(16)]
 @pytest.mark.fault("data deleted in mid-run")
 @pytest.mark.parametrize("ending", ["jsonl", "parquet"])
 def test_data_deleted_in_mid_run_is_still_there_for_the_run(train, tmp_path, ending):
-    """The file and all caches go in step 1; the rest of the rows are read afterwards."""
+    """The file and all caches go when the reward is first called, before step 1; all rows are read afterwards."""
     data, cache, seen = tmp_path / f"rows.{ending}", tmp_path / "cache", list[int]()
     if ending == "jsonl":
         data.write_text("".join(f"{json.dumps(row)}\n" for row in ROWS))
@@ -32,7 +33,7 @@ def test_data_deleted_in_mid_run_is_still_there_for_the_run(train, tmp_path, end
     def reward(samples: Sequence[Sample]) -> list[float]:
         shutil.rmtree(cache, ignore_errors=True)
         data.unlink(missing_ok=True)
-        seen.extend(sample.row["answer"] for sample in samples)
+        seen.extend(sample.row["answer"] for sample in samples if sample.completion != DRY_COMPLETION)
         return [float(len(sample.completion)) for sample in samples]
 
     settings = {"reward": reward, "rollout": {"max_completion": 4, "group_size": 2},
@@ -49,5 +50,5 @@ def test_data_deleted_in_mid_run_is_still_there_for_the_run(train, tmp_path, end
 def test_a_read_only_folder_is_found_before_the_start(train, small_disk):
     disk: Path = small_disk(8)
     subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
-    with pytest.raises(SpecError, match=r"run folder '.*disk/ro' cannot be written: Read-only file system"):
+    with pytest.raises(SpecError, match=r"run folder cannot be made in '.*disk', which is read-only"):
         train("sft", run={"dir": str(disk), "name": "ro"})

@@ -88,9 +88,9 @@ def test_with_failed_save_continue_a_run_outlives_a_full_disk(train, small_disk)
 
     def reward(samples: Sequence[Sample]) -> list[float]:
         calls.append(len(samples))
-        if len(calls) == 2:
+        if len(calls) == 3:  # of step 2; the first is the dry run
             fill(disk / "ballast")
-        elif len(calls) == 4:
+        elif len(calls) == 5:
             (disk / "ballast").unlink()
         return [float(len(sample.completion)) for sample in samples]
 
@@ -112,7 +112,7 @@ def test_a_signal_ends_the_run_after_its_step_with_a_checkpoint(train, number):
 
     def reward(samples: Sequence[Sample]) -> list[float]:
         calls.append(len(samples))
-        if len(calls) == 3:  # of step 2; the first is of an evaluation
+        if len(calls) == 4:  # of step 2; the first two are the dry run and an evaluation
             os.kill(os.getpid(), number)
         return [float(len(sample.completion)) for sample in samples]
 
@@ -120,7 +120,7 @@ def test_a_signal_ends_the_run_after_its_step_with_a_checkpoint(train, number):
     with pytest.raises(RunStopped, match=f"by {number.name} after step 2 of 4, saved as .*global_step_2") as ended:
         train("grpo", reward=reward, **settings, run={"name": "ended", **run})
     assert ended.value.code == 128 + number
-    assert len(calls) == 3
+    assert len(calls) == 4
     assert signal.getsignal(number) == before
     resumed = train("grpo", reward=reward, **settings, run={"name": "ended", "resume": "auto", **run})
     same(resumed.checkpoint, train("grpo", reward=reward, **settings, run=run).checkpoint)
@@ -303,7 +303,7 @@ def test_two_processes_never_write_into_one_run(train, tmp_path):
     settings = {"reward": reward, "rollout": {"max_completion": 4, "group_size": 2}, "data": {"eval": 0},
                 "train": {**SHORT, "steps": 1}}
     train("grpo", **settings, run={"name": "one", "sample_every": None})
-    assert said == ["taken\n"]
+    assert said == ["taken\n"] * 2, "in the dry run, and in the step"
     with other() as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "locked\n"

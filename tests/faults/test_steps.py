@@ -84,9 +84,19 @@ def test_out_of_memory_repeats_the_step_in_halves(train, monkeypatch, capsys):
     monkeypatch.setattr(Trainer, "_losses", noted)
     result = train("sft", train={**SHORT, "steps": 2}, data={"eval": 0})
     assert max(sizes) > 300
+    sizes.clear()
+    whole = metrics_of(result.run)
+    more = {"run": {"dir": str(result.run.parent), "name": result.run.name, "resume": "auto"}, "data": {"eval": 0}}
+    capsys.readouterr()
+    train("sft", train={**SHORT, "steps": 3}, **more, quiet=False)
+    said = capsys.readouterr().out
+    assert ": larger passes did not fit before the checkpoint; --set train.micro_tokens=N tries another size" in said
+    assert 0 < max(sizes) <= 300, "what did not fit is not tried again"
     monkeypatch.undo()
+    train("sft", train={**SHORT, "steps": 4, "micro_tokens": 400}, **more, quiet=False)
+    assert "did not fit" not in capsys.readouterr().out
     small = train("sft", train={**SHORT, "steps": 2, "micro_tokens": 300}, data={"eval": 0})
-    for a, b in zip(metrics_of(result.run), metrics_of(small.run), strict=True):
+    for a, b in zip(whole, metrics_of(small.run), strict=True):
         assert a == pytest.approx(b, rel=1e-4, abs=1e-5)
 
 

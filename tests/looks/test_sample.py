@@ -38,3 +38,20 @@ def test_a_large_file_is_read_with_progress_and_only_its_first_rows_are_prepared
     assert ("d.jsonl: 1,024 rows" in found.stderr) is not bool(flags)
     assert "preparing" not in found.stderr
     assert len(json.loads(found.stdout) if flags else found.stdout.split("> ")[1:]) == 2
+
+
+@pytest.mark.parametrize("command", [["sample"], ["compare", TINY]])
+def test_columns_that_are_not_known_are_not_to_be_mapped_by_a_flag_that_is_not_there(tmp_path, command):
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"question": "Why?"}\n')
+    done = CliRunner().invoke(app, [*map(str, command), str(TINY), "--prompts", str(file)])
+    assert done.exit_code == 2
+    assert done.stderr.endswith("it has the columns question. Rename one of them to prompt.\n")
+
+
+def test_a_page_without_its_package_says_so_and_nothing_of_a_spec(monkeypatch, run):
+    monkeypatch.setattr("rlx.looks.page.is_installed", lambda module: module != "plotly")
+    done = CliRunner().invoke(app, ["report", str(run)])
+    assert done.exit_code == 2
+    assert done.stderr == ("error: pages need the package 'plotly', which is not installed: pip install "
+                           "'rlx[report]'\n")

@@ -7,6 +7,7 @@ import pytest
 
 from rlx.layers import QUICKSTART, lookup, read_spec_file
 from rlx.plan import resolve
+from rlx.text import count
 from rlx_sdk import SpecError
 
 DROPPED_NOTE = ("--model given: the bundled quickstart's settings are dropped, rlx's defaults apply where you set "
@@ -176,7 +177,7 @@ def test_the_quickstart_samples_as_many_completions_for_groups_as_for_single_one
     rewards = {} if algo == "sft" else {"rewards": [{"name": "polite_length"}]}
     made = plan({"algo": {"name": algo}, **rewards, **given})
     assert made.spec.train.batch_size == prompts
-    said = any("prompts a step with" in note for note in made.notes)
+    said = any(f"{count(prompts, 'prompt')} a step with" in note for note in made.notes)
     assert said == (prompts not in (64, 24))
 
 

@@ -423,7 +423,7 @@ def test_19_several_processes_are_one_flag(followed):
 
 @pytest.mark.full
 def test_19_several_processes_train(followed_whole):
-    assert "done: 1 steps" in followed_whole.printed("claim-19")
+    assert "done: 1 step in" in followed_whole.printed("claim-19")
 
 
 def test_20_dpo_is_one_flag(followed):

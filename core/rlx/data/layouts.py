@@ -63,6 +63,10 @@ class Example:
     hidden: bool = False
 
 
+MAP = " Map your columns to these names"
+"""Begins what is said to whoever can give settings."""
+
+
 def missing_columns(columns: Sequence[str], kind: DataKind) -> str | None:
     """What a file lacks for a kind of data, with the columns it has and the nearest names; None if nothing."""
     prompt = _layout(columns, kind)
@@ -72,8 +76,7 @@ def missing_columns(columns: Sequence[str], kind: DataKind) -> str | None:
     guesses = {c: _ALIASES.get(c.lower()) or nearest(c, KNOWN) for c in columns if c not in KNOWN}
     example = next((f"data.columns.{ours}={theirs}" for theirs, ours in guesses.items() if ours),
                    f"data.columns.{lacking[0] if prompt else 'prompt'}={next(iter(guesses), 'NAME')}")
-    return (f"needs {_WANTED[kind]}; it has the columns {', '.join(columns)}. Map your columns to these names, "
-            f"e.g. --set {example}.")
+    return f"needs {_WANTED[kind]}; it has the columns {', '.join(columns)}.{MAP}, e.g. --set {example}."
 
 
 def _lacking(columns: Collection[str], kind: str, prompt: str | None) -> list[str]:

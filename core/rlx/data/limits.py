@@ -9,6 +9,7 @@ from typing import Any
 from rlx.data.layouts import Example
 from rlx.data.tokenizer import Encoded, Notice, Tokenizer
 from rlx.spec import Overlong
+from rlx.text import count
 
 _TRIES = 8
 """Tokens may merge anew where a text was cut."""
@@ -32,7 +33,7 @@ class Limits:
     def broken_by(self, row: Encoded) -> str | None:
         """Which limit a row is over; None if it fits."""
         if self.prompt is not None and len(row.prompt) > self.prompt:
-            return f"the prompt has {len(row.prompt):,} tokens, the limit (data.max_prompt) is {self.prompt:,}"
+            return f"the prompt has {count(len(row.prompt), 'token')}, the limit (data.max_prompt) is {self.prompt:,}"
         longest = max(map(len, row.answers), default=0)
         if self.total is not None and len(row.prompt) + longest > self.total:
             return (f"prompt and answer have {len(row.prompt):,} + {longest:,} tokens, the limit (data.max_length) is "

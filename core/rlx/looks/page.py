@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from rlx.registry import is_installed
-from rlx_sdk import SpecError
+from rlx_sdk import InputError, PluginError
 
 
 def write_page(template: str, path: Path, **values: Any) -> None:
     """Fill a template of this package.
 
     Raises:
-        SpecError: a package is missing, or the file cannot be written.
+        InputError: a package is missing, or the file cannot be written.
     """
     need("jinja2")
     from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -26,17 +26,17 @@ def write_page(template: str, path: Path, **values: Any) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8", errors="replace")
     except OSError as error:
-        raise SpecError([f"the page '{path}' cannot be written: {error.strerror}"]) from error
+        raise InputError(f"the page '{path}' cannot be written: {error.strerror}") from error
 
 
 def need(module: str) -> None:
     """Refuse to go on without a package of the extra.
 
     Raises:
-        SpecError: with the line that installs it.
+        PluginError: with the line that installs it.
     """
     if not is_installed(module):
-        raise SpecError([f"pages need the package '{module}', which is not installed: pip install 'rlx[report]'"])
+        raise PluginError(f"pages need the package '{module}', which is not installed: pip install 'rlx[report]'")
 
 
 def number(value: float | None) -> str:

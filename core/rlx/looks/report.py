@@ -64,7 +64,7 @@ def write_report(runs: Sequence[Path], page: Path) -> None:
 
     Raises:
         CheckpointError: one of them is no run, or has no metrics yet.
-        SpecError: a package is missing, or the page cannot be written.
+        InputError: a package is missing, or the page cannot be written.
     """
     need("plotly")
     from plotly.offline import get_plotlyjs

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rlx.looks.page import number
-from rlx.text import printable
+from rlx.text import count, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,8 +20,8 @@ def sentences(found: Mapping[str, Any]) -> Iterator[str]:
     won, moved, kl = found["win_rate"], found["difference"], found["kl"]
     if won:
         n = won["wins"] + won["ties"] + won["losses"]
-        yield (f"tuned wins {won['wins']} of {n} prompts and draws {won['ties']}: win rate {won['rate']:.0%} (95% "
-               f"interval {won['low']:.0%} to {won['high']:.0%}), {_verdict(won['low'] - 0.5, won['high'] - 0.5)}")
+        yield (f"tuned wins {won['wins']} of {count(n, 'prompt')} and draws {won['ties']}: win rate {won['rate']:.0%} "
+               f"(95% interval {won['low']:.0%} to {won['high']:.0%}), {_verdict(won['low'] - 0.5, won['high'] - 0.5)}")
     if moved:
         yield f"reward {moved['mean']:+.3f} a prompt (95% interval {moved['low']:+.3f} to {moved['high']:+.3f})"
     if kl:
@@ -61,7 +61,7 @@ def _facts(line: Mapping[str, Any]) -> str:
     by_provider = "".join(f", {name} {number(value)}" for name, value in line["rewards"].items()) \
         if len(line["rewards"]) > 1 else ""
     judged = "" if line["reward"] is None else f"reward {number(line['reward'])}{by_provider}, "
-    return f"{judged}{line['length']} tokens{', cut' if line['finish_reason'] == 'length' else ''}"
+    return f"{judged}{count(line['length'], 'token')}{', cut' if line['finish_reason'] == 'length' else ''}"
 
 
 def _cut(text: str) -> str:
