@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from rlx.logs import library_log
 from rlx.plan import resolve
 from rlx.ranks import start_distributed
 from rlx.registry import Registry
-from rlx.sources import Collected
+from rlx.sources import Collected, Source, Timer
 from rlx_sdk import Rollouts
 
 QUICK = Path(rlx.__file__).parent / "quickstart"
@@ -237,7 +237,7 @@ def _unpadded(ids: Any, mask: Any) -> list[list[int]]:
     return [row[keep.bool()].tolist() for row, keep in zip(ids, mask, strict=True)]
 
 
-class Given:
+class Given(Source):
     """A source that gives kept rollouts."""
 
     def __init__(self, kept: list[dict[str, Any]], trainer: Any) -> None:
@@ -245,7 +245,7 @@ class Given:
         self._left, self._trainer = iter(kept), trainer
 
     @torch.no_grad()
-    def collect(self, phase: Any) -> Collected:
+    def collect(self, phase: Timer) -> Collected:
         """The next batch, with the policy's logprobs as the sampler's."""
         one = next(self._left)
         seqs = pad_sequences(one["prompts"], one["completions"], 0)
@@ -254,8 +254,8 @@ class Given:
         return Collected(Rollouts(seqs, torch.tensor(one["rewards"]), torch.ones(n, dtype=torch.bool),
                                   torch.arange(n) // GROUP, torch.zeros(n, dtype=torch.bool)))
 
-    def sync(self, weights: Iterator[Any], version: int) -> None:
-        """Nothing is sampled."""
+    def evaluate(self, phase: Timer) -> None:
+        """There is nothing held out."""
 
 
 def rlx_grpo(steps: int, batch: int, folder: Path) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from rlx.logs import library_log
 from rlx.plan import Plan, resolve
 from rlx.ranks import Ranks, start_distributed
 from rlx.registry import Registry
-from rlx.sources import Collected
+from rlx.sources import Collected, Source
 from rlx.trainer import Recorder
 from rlx_sdk import Demonstrations, Labelled, Pairs, Rollouts, Sequences
 
@@ -123,7 +123,7 @@ def data_of(kind: str, groups: set[int]) -> Any:
     return Pairs(kept, Sequences(other.tokens, other.length, other.mask)[rows], rows)
 
 
-class GivenSource:
+class GivenSource(Source):
     """The same rows in every step; rank 0 of two has one group, rank 1 the others."""
 
     def __init__(self, kind: str, ranks: Ranks) -> None:
@@ -137,8 +137,6 @@ class GivenSource:
     def sync(self, weights: Iterator[Any], version: int) -> None:
         for _ in weights:
             pass
-
-    def close(self) -> None: ...
 
 
 class Notes(Recorder):
