@@ -48,7 +48,7 @@ NOT_RUN = {
     "python -m rlx_plugins.vllm_serve": "needs vLLM; tests/vllm/test_vllm_server.py starts it",
     "rlx train … --rollout vllm_server": "needs such servers; tests/vllm/test_vllm_server.py has them",
     "rlx train --algo grpo --reward concise": "needs the package beside it; .ci/stranger trains with it",
-    "python examples/full_circle.py": "tests/e2e/test_examples.py runs it",
+    "python examples/full_circle.py": "tests/e2e/test_examples.py runs it, in .ci/full",
     "ruff check .": ".ci/run", "mypy sdk": ".ci/run", "lint-imports": ".ci/run", "pytest": ".ci/run",
     "mkdocs build": "tests/test_site.py",
     "python -m benchmarks speed grpo --shape half_b": "needs a GPU, vLLM and TRL",

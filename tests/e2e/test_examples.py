@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pandas as pd
+import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -21,6 +22,7 @@ def test_three_rows(tmp_path):
     assert (tmp_path / actor / "model.safetensors").is_file()
 
 
+@pytest.mark.full
 def test_full_circle(tmp_path):
     """SFT, a reward model, PPO and GRPO against it, samples: a long test, since nothing of it is faked."""
     done = subprocess.run([sys.executable, EXAMPLES / "full_circle.py"], cwd=tmp_path, capture_output=True, text=True,
