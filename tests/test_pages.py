@@ -102,4 +102,6 @@ def test_what_the_table_of_peers_says_of_rlx_is_true():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert (said["needs Ray"], [one for one in project["dependencies"] if one.startswith("ray")]) == ("no", [])
     assert said[""] == f"rlx {rlx.__version__.rpartition('.')[0]}"
-    assert [said[row] for row in ("several turns, tools", "images", "asynchronous sampling")] == ["no"] * 3
+    assert [said[row] for row in ("several turns, tools", "images")] == ["no"] * 2
+    ahead = {entry.name for entry in Registry.discover().entries("rollout") if entry.plugin.concurrent}
+    assert (said["asynchronous sampling"], ahead) == ("one step, vLLM servers", {"vllm_server"})

@@ -104,7 +104,8 @@ class RolloutSource(Source):
             if collected and self._show_every and self._version % self._show_every == 0:
                 collected = replace(collected, chosen=self._show_chosen(phase))
         finally:
-            self._backend.release()
+            if not self._ahead_until:  # else it goes on sampling, without a sync
+                self._backend.release()
         if self._version + 1 < self._ahead_until and (places := self._cursor.next()) is not None:
             self._ahead.begin(partial(self._sample, self._train, places, self._sampling, self._version))
         return collected
@@ -242,8 +243,7 @@ class RolloutSource(Source):
         ids = torch.tensor([self._id(r) for r in kept], dtype=torch.long)
         seqs = seqs.with_(sample=ids[:, None].expand(seqs.tokens.shape))
         number = {position: i for i, position in enumerate(dict.fromkeys(r.position for r in kept))}
-        # Types are said: a rank may have no row.
-        rollouts = Rollouts(seqs, torch.tensor([r.reward for r in kept], dtype=torch.float),
+        rollouts = Rollouts(seqs, torch.tensor([r.reward for r in kept], dtype=torch.float),  # a rank may have no row
                             torch.tensor([r.judged for r in kept], dtype=torch.bool),
                             torch.tensor([number[r.position] for r in kept], dtype=torch.long),
                             torch.tensor([r.generation.finish_reason == "length" for r in kept], dtype=torch.bool))

@@ -28,10 +28,11 @@ class Twin:
     exact = False
 
     def __init__(self, options, context):
-        self._model = deepcopy(context.policy)
+        self._model, self._released = deepcopy(context.policy), False
         self._hf = HFRollout(HFOptions(), replace(context, policy=self._model))
 
     def generate(self, requests):
+        assert not self._released
         if threading.current_thread() is not threading.main_thread():
             self.begin()
         return self._hf.generate(requests)
@@ -43,10 +44,11 @@ class Twin:
         with torch.no_grad():
             for name, weight in weights:
                 self._model.get_parameter(name).copy_(weight)
+        self._released = False
         return self._hf.sync(iter(()), version)
 
     def release(self):
-        pass
+        self._released = True
 
     def close(self):
         pass
