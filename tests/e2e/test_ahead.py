@@ -144,6 +144,10 @@ def test_resumed_equals_uninterrupted_bit_for_bit(sampled, algo, eval):
     held_out = sum(len(pd.read_parquet(file)) for file in straight.run.glob("samples/eval_*.parquet"))
     trained = sum(len(pd.read_parquet(file)) for file in straight.run.glob("samples/step_*.parquet"))
     assert len(SCORED) == DRY_ROWS + held_out + trained
+    lines = [line for line in map(json.loads, (straight.run / "metrics.jsonl").read_text().splitlines())
+             if "time/step" in line]
+    assert any("time/rollout" in line for line in lines[1:]) == (algo == "dapo")
+    assert ["speed/generated_tokens_per_s" in line for line in lines] == [True, False, False, False]
     broken = straight.run.parent / "broken"
     shutil.copytree(straight.run, broken)
     shutil.rmtree(broken / "checkpoints" / "global_step_4")
