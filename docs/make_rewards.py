@@ -59,6 +59,7 @@ An exception, a wrong number of scores, NaN or infinity is a failure of the samp
 repeated sample by sample to find them. The message names the reward, its package and version, the data row and the
 completion; the whole trace is in the run's `libraries.log`. `on_error` says what then becomes of the sample;
 a provider that fails on more than `max_failed` of its last 100 samples (default: half) ends the run all the same.
+Of the made-up completion at the start of a run only `on_error: stop` ends it; else what failed is said.
 
 `timeout` bounds one call, by default to ten minutes. A plain function that is stuck is interrupted and ends the run
 with the place where it was stuck: what it left half done is unknown. With `isolate: process` it runs in a process of

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from rlx.ranks import Ranks
+from rlx.sources import Cursor
 from rlx_sdk import Generation, Sample
 
 Place = tuple[int, int]
@@ -27,8 +31,9 @@ class Sampled:
 class Ahead:
     """At most one batch, which is there or on its way."""
 
-    def __init__(self) -> None:
-        """None yet."""
+    def __init__(self, of: str) -> None:
+        """None yet; ``of`` names the prompts and the size of a batch, for those that go on with its state."""
+        self._of = of
         self._coming: Future[Sampled] | None = None
         self._thread = ThreadPoolExecutor(1, "rlx-ahead")
 
@@ -47,18 +52,34 @@ class Ahead:
         coming, self._coming = self._coming, None
         return None if coming is None else coming.result()
 
-    def state_dict(self, ranks: Ranks) -> list[Any]:
+    def state_dict(self, ranks: Ranks) -> dict[str, Any]:
         """The batch of all ranks, JSON-able: its weights are gone, so that a resumed run could not sample it again."""
         mine = self._coming.result() if self._coming else Sampled((), ())
-        groups = [[[[*map(int, g.tokens)], [*map(float, g.logprobs)], g.finish_reason, g.version] for g, _ in group]
+        groups = [[[_packed(g.tokens, "<i4"), _packed(g.logprobs, "<f4"), g.finish_reason, g.version] for g, _ in group]
                   for group in mine.groups]
         every = ranks.gather([*zip(mine.places, groups, strict=True)])
-        return sorted(one for part in every for one in part)
+        return {"of": self._of, "batch": sorted(one for part in every for one in part)}
 
-    def load_state_dict(self, state: Sequence[Any], ranks: Ranks,
+    def load_state_dict(self, state: Mapping[str, Any], cursor: Cursor,
                         arrived: Callable[[Place, list[Generation]], Completions]) -> None:
-        """This rank's share of such a batch; ``arrived`` makes of generations what is kept of them."""
-        mine = [((position, row), [Generation(*g) for g in group]) for (position, row), group in ranks.share(state)]
-        if state:
+        """This rank's share of such a batch; ``arrived`` makes of generations what is kept of them.
+
+        A batch of other prompts, or of another size, is left out, and the cursor set back to where it began.
+        """
+        batch = state.get("batch", ())
+        if batch and state["of"] != self._of:
+            cursor.position = batch[0][0][0]
+        elif batch:
+            mine = [((position, row), [Generation(_unpacked(g[0], "<i4"), _unpacked(g[1], "<f4"), *g[2:])
+                                       for g in group]) for (position, row), group in cursor.ranks.share(batch)]
             self._coming = Future()
             self._coming.set_result(Sampled([place for place, _ in mine], [arrived(*one) for one in mine]))
+
+
+def _packed(numbers: Sequence[float], kind: str) -> str:
+    """A batch may have millions; as JSON's numbers they would take four times the space, and minutes."""
+    return b64encode(np.asarray(numbers, kind).tobytes()).decode()
+
+
+def _unpacked(text: str, kind: str) -> list[Any]:
+    return list(np.frombuffer(b64decode(text), kind).tolist())

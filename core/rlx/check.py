@@ -16,7 +16,7 @@ from rlx.data.messages import RowProblem
 from rlx.inputs import Inputs
 from rlx.plan import Plan
 from rlx.ranks import Ranks
-from rlx.rewards import DRY_COMPLETION, JUDGES_NONE
+from rlx.rewards import DRY_COMPLETION
 from rlx.start import examine, try_rewards
 from rlx.text import count
 
@@ -45,7 +45,7 @@ def check_plan(plan: Plan, progress: Progress = unseen, ranks: int = 1) -> dict[
     if plan.rewards:
         tried = try_rewards(plan, inputs)
         report["rewards on a made-up completion"] = ", ".join(
-            f"{name} {scores}{f' ({JUDGES_NONE})' * (set(scores) == {None})}" for name, scores in tried.items())
+            f"{name} {scores}{f' ({doubt})' * bool(doubt)}" for name, (scores, doubt) in tried.items())
     if start.careful:
         report["careful"] = "; ".join(start.careful)
     notes = [*plan.notes, *inputs.tokenizer.notes]

@@ -112,8 +112,10 @@ class Phases:
         return {"memory/peak_gb": Max(peak / 2**30)} if peak else {}
 
     def metrics(self, counted: Mapping[str, float]) -> dict[str, float]:
-        """``time/<phase>`` and ``time/step`` in seconds, and tokens a second of those that were counted."""
+        """``time/<phase>`` and ``time/step`` in seconds, and tokens a second of those that were counted and timed."""
+        untimed = {"rollout"} if counted.get("rollout/staleness") else ()  # sampled ahead, or some of them
         times = {f"time/{name}": s for name, s in self.seconds.items()}
         speeds = {f"speed/{verb}_tokens_per_s": counted[f"{name}/tokens"] / times[f"time/{name}"]
-                  for name, verb in (("rollout", "generated"), ("update", "trained")) if times.get(f"time/{name}")}
+                  for name, verb in (("rollout", "generated"), ("update", "trained"))
+                  if times.get(f"time/{name}") and name not in untimed}
         return {**times, "time/step": time.perf_counter() - self._start, **speeds}

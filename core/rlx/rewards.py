@@ -28,7 +28,6 @@ _RECENT = 100
 """Samples over which a provider's failures are counted (``max_failed``)."""
 _EPS = 1e-4
 DRY_ROWS, DRY_COMPLETION = 4, "Thank you, here is an answer."
-JUDGES_NONE = "it judged none, and so teaches nothing: has the data the columns that it reads?"
 _log = logging.getLogger("rlx")
 _log.addHandler(logging.NullHandler())  # outside of a run, whose log takes it, the message says enough,
 _log.propagate = False  # and a plugin that points the root logger elsewhere gets nothing of it
@@ -52,7 +51,7 @@ class Judged:
         by_provider: each provider's own scores, None where it abstained or failed.
         totals: the weighted sum of these scores; `rewards` unless they were normalised.
         parts: further numbers of a provider's `Score`, as ``provider/part``.
-        failed_on: the samples each provider failed on, under ``on_error: skip`` or a value.
+        failed_on: the samples each provider failed on, and how, under ``on_error: skip`` or a value.
         spans: weighted rewards of a completion's steps, each as (characters up to its end, reward).
     """
 
@@ -61,7 +60,7 @@ class Judged:
     by_provider: dict[str, list[float | None]]
     totals: list[float]
     parts: dict[str, list[float]] = field(default_factory=dict)
-    failed_on: dict[str, list[int]] = field(default_factory=dict)
+    failed_on: dict[str, dict[int, Exception]] = field(default_factory=dict)
     spans: list[list[tuple[int, float]]] = field(default_factory=list)
 
     @property
@@ -91,7 +90,7 @@ class RewardPanel:
     def __init__(self, providers: Sequence[Provider], normalised: bool = False) -> None:
         """Keep the providers; ``normalised``: their scores are normalised in each prompt's group before the sum."""
         self._providers, self._normalised = tuple(providers), normalised
-        self._caller = Caller()
+        self._caller, self._trying = Caller(), False
         self._started: dict[str, dict[int, Future[Any]]] = defaultdict(dict)
         self._recent: dict[str, deque[bool]] = defaultdict(lambda: deque(maxlen=_RECENT))
 
@@ -137,17 +136,17 @@ class RewardPanel:
             raise RewardError("a reward gave rewards of steps (Score.spans), which combine = normalized cannot use")
         return found
 
-    def dry_run(self, train: Prepared) -> dict[str, list[float | None]]:
-        """Each provider's scores of a made-up completion of the first rows; what fails here would fail later.
+    def dry_run(self, train: Prepared) -> dict[str, tuple[list[float | None], str]]:
+        """Each provider's scores of a made-up completion of the first rows, and what is doubtful about them, or "".
 
         Raises:
-            RewardError: as `score`.
+            RewardError: a provider failed and its ``on_error`` is ``stop``; other completions may not fail.
         """
         rows = range(min(DRY_ROWS, len(train)))
-        samples = [as_sample(train.example(row), DRY_COMPLETION) for row in rows]
-        found = self.score(samples, [train.place(row) for row in rows]).by_provider if self._providers else {}
-        self._recent.clear()  # they are none of the run's
-        return found
+        self._trying = True
+        found = self.score([as_sample(train.example(row), DRY_COMPLETION) for row in rows], [*map(train.place, rows)])
+        self._trying = False
+        return {name: (scores, _doubt(scores, found.failed_on[name])) for name, scores in found.by_provider.items()}
 
     def close(self) -> None:
         """Close every provider, once, and the thread of ``async`` ones."""
@@ -165,12 +164,12 @@ class RewardPanel:
         for i, error in list({id(e): (i, e) for i, e in bad.items()}.values())[:_SHOWN]:
             _log.warning("reward %s failed on data %s", provider.label, rows[i], exc_info=error)
         recent = self._recent[provider.name]
-        recent.extend(i in bad for i in range(len(results)))
+        recent.extend(i in bad for i in range(0 if self._trying else len(results)))
         if bad and (spec.on_error == "stop" or sum(recent) > spec.max_failed * len(recent)):
             way_out = "set its on_error to 'skip' (not judged) or to a number" if spec.on_error == "stop" else (
                 f"raise max_failed = {spec.max_failed:g}: it failed on {sum(recent)} of its last {len(recent)} samples")
             raise RewardError(_explain(provider, bad, samples, rows, way_out)) from bad[min(bad)]
-        found.failed_on[provider.name] = list(bad)
+        found.failed_on[provider.name] = bad
         instead = Score(spec.on_error) if isinstance(spec.on_error, float) else None
         return [instead if isinstance(result, Exception) else result for result in results]
 
@@ -263,6 +262,13 @@ def _explain(provider: Provider, bad: Mapping[int, Exception], samples: Sequence
     if len(lines) > _SHOWN:
         lines[_SHOWN:] = [f"… and {len(bad) - _SHOWN} more"]
     return "\n  ".join([f"reward {provider.label} failed on", *lines]) + f"\nMend the reward, or {way_out}."
+
+
+def _doubt(scores: Sequence[float | None], bad: Mapping[int, Exception]) -> str:
+    """What speaks against a reward that has passed its trial."""
+    if bad:
+        return f"it failed on {len(bad)} of {len(scores)}, which its on_error permits: {_text(bad[min(bad)])}"
+    return "it judged none, and so teaches nothing: has the data the columns that it reads?" * (set(scores) == {None})
 
 
 def _text(error: Exception) -> str:

@@ -93,9 +93,9 @@ class RolloutSource(Source):
         """
         self._train, self._held_out, self._cursor, self._tokenizer = train, held_out, cursor, tokenizer
         self._backend, self._rewards, self._sampling, self._evaluation = backend, rewards, sampling, evaluation
-        self._group_size, self._seed, self._version = group_size, seed, -1
+        self._group_size, self._seed, self._version, self._closed = group_size, seed, -1, False
         self._needs, self._keep, self._show_every = needs, keep, show_every
-        self._ahead, self._ahead_until, self._closed = Ahead(), ahead_until, False
+        self._ahead, self._ahead_until = Ahead(f"{cursor.batch_size} x {group_size} of {train.key}"), ahead_until
 
     def collect(self, phase: Timer) -> Collected | None:
         """Sample and score the next batch of prompts; more of them in place of groups that are not kept."""
@@ -179,7 +179,7 @@ class RolloutSource(Source):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from there."""
         super().load_state_dict(state)
-        self._ahead.load_state_dict(state.get("ahead", ()), self._cursor.ranks, partial(self._arrived, self._train))
+        self._ahead.load_state_dict(state.get("ahead", {}), self._cursor, partial(self._arrived, self._train))
 
     def close(self) -> None:
         """Close backend and rewards; what is on its way ends with the completion that comes next."""

@@ -110,11 +110,9 @@ def _own(folder: Any, ranks: Any, stack: contextlib.ExitStack) -> Any:
 
 def _try_rewards(panel: Any, inputs: Any, ranks: Any, view: View) -> None:
     """Before a model is loaded, those that were built for the run; a service that is down is waited for here too."""
-    from rlx.rewards import JUDGES_NONE
-
-    for name, scores in ranks.first_does(lambda: panel.dry_run(inputs.train)).items():
-        if set(scores) == {None}:
-            view.note(f"careful: reward '{name}' was tried on a made-up completion: {JUDGES_NONE}")
+    for name, (_, doubt) in ranks.first_does(lambda: panel.dry_run(inputs.train)).items():
+        if doubt:
+            view.note(f"careful: reward '{name}' was tried on a made-up completion: {doubt}")
 
 
 @contextlib.contextmanager

@@ -106,7 +106,7 @@ def _refuse(found: Problems, everyones: list[list[str]], plan: Plan, inputs: Inp
     found.end()
 
 
-def try_rewards(plan: Plan, inputs: Inputs) -> Mapping[str, list[float | None]]:
-    """Each reward's scores of a made-up completion of the first rows; what is not there is not waited for."""
+def try_rewards(plan: Plan, inputs: Inputs) -> Mapping[str, tuple[list[float | None], str]]:
+    """Each reward's scores of a made-up completion of the first rows, and doubts; nothing is waited for."""
     with closing(build_rewards(plan, trial=True)) as panel:
         return panel.dry_run(inputs.train)

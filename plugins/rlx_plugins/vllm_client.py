@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+from weakref import WeakSet
 
 import httpx
 
@@ -37,6 +38,7 @@ class Server:
         self.channel: Channel | None = None
         self.max_length = 0
         limits = httpx.Limits(max_connections=IN_FLIGHT, max_keepalive_connections=IN_FLIGHT)
+        self._sockets = WeakSet[socket.socket]()
         self._http = httpx.Client(base_url=self.url, timeout=HEARTBEAT, limits=limits, trust_env=False,
                                   transport=httpx.HTTPTransport(retries=2, limits=limits))
 
@@ -49,7 +51,8 @@ class Server:
             TrainingError: it failed at it.
         """
         try:
-            answer = self._http.post(path, json=body, timeout=httpx.Timeout(seconds, connect=HEARTBEAT))
+            answer = self._http.post(path, json=body, timeout=httpx.Timeout(seconds, connect=HEARTBEAT),
+                                     extensions={"trace": self._connected})
         except httpx.HTTPError as error:
             raise Unreachable(f"{type(error).__name__}: {error}".rstrip(": ")) from error
         if answer.is_error:
@@ -130,7 +133,10 @@ class Server:
         return f"its process ended with exit code {self.process.returncode}:\n" + "\n".join(last)
 
     def close(self) -> None:
-        """End it, if rlx started it."""
+        """End it, if rlx started it, and calls under way: nobody waits for them, and it samples no further."""
+        for one in [*self._sockets]:
+            with contextlib.suppress(OSError):  # closed already
+                one.shutdown(socket.SHUT_RDWR)
         self._http.close()
         self.channel = None
         if self.process is not None and self.process.poll() is None:
@@ -140,6 +146,10 @@ class Server:
             except subprocess.TimeoutExpired:
                 self.process.kill()
         self._end_children()
+
+    def _connected(self, event: str, about: dict[str, Any]) -> None:
+        if event in ("connection.connect_tcp.complete", "connection.start_tls.complete"):
+            self._sockets.add(about["return_value"].get_extra_info("socket"))
 
     def _end_children(self) -> None:
         """A server that was killed leaves its engine behind, with the GPU's memory."""

@@ -39,7 +39,7 @@ class VLLMServerRollout:
         self._servers = [Server(url) for url in options.urls] or start_servers(
             options, context, Path(self._folder.name), self._rank == 0)
         self._ready: list[Server] = []
-        self._version = -1
+        self._version, self._closed = -1, False
 
     def generate(self, requests: Sequence[Request]) -> Iterator[tuple[int, list[Generation]]]:
         """Each request as soon as it is answered; those of a server that dies go to the others."""
@@ -61,6 +61,8 @@ class VLLMServerRollout:
                     ask(i)
                 while running:
                     done, waiting = wait(running, HEARTBEAT, FIRST_COMPLETED)
+                    if self._closed:
+                        return
                     if not done:
                         for server in {running[one][1] for one in waiting}:
                             if not server.alive():
@@ -108,7 +110,8 @@ class VLLMServerRollout:
         """Servers keep their memory: the trainer has none of it."""
 
     def close(self) -> None:
-        """End the servers that rlx started."""
+        """End the servers that rlx started, and what is asked of others."""
+        self._closed = True
         for server in self._servers:
             server.close()
         self._folder.cleanup()

@@ -70,9 +70,17 @@ class Caller:
         return asyncio.run_coroutine_threadsafe(outer(), self._loop)
 
     def close(self) -> None:
-        """End the loop and its thread; one that a reward blocks is left behind."""
+        """End what is awaited, the loop and its thread; one that a reward blocks is left behind."""
+
+        async def end() -> None:
+            waiting = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in waiting:
+                task.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+            asyncio.get_running_loop().stop()
+
         if self._loop is not None and self._thread is not None:
-            self._loop.call_soon_threadsafe(self._loop.stop)
+            asyncio.run_coroutine_threadsafe(end(), self._loop)
             self._thread.join(_GRACE)
             if not self._thread.is_alive():
                 self._loop.close()

@@ -185,6 +185,23 @@ def test_train_tries_a_reward_before_a_model_is_loaded(rlx, monkeypatch):
     assert "careful: reward 'none' was tried on a made-up completion: it judged none" in result.out
 
 
+PICKY = "def picky(samples):\n    return [len(s.completion) / ('Thank' not in s.completion) for s in samples]\n"
+
+
+@pytest.mark.parametrize("instead", ["skip", -1])
+def test_a_reward_that_may_fail_and_fails_on_the_made_up_completion_is_said(rlx, instead):
+    """The run's own completions may be such that it never does."""
+    Path("rules.py").write_text(PICKY)
+    Path("spec.json").write_text(json.dumps({"algo": {"name": "grpo"}, "rewards": [
+        {"name": "rules.py:picky", "on_error": instead}]}))
+    doubt = "it failed on 4 of 4, which its on_error permits: ZeroDivisionError: division by zero"
+    assert doubt in lines_of(rlx("check", "spec.json", "--json"))["rewards on a made-up completion"]
+    result = rlx("train", "spec.json", "--steps", "1", "--set", "rollout.max_completion=1",
+                 "--set", "train.batch_size=1", "--set", "data.eval=0")
+    assert result.code == 0, result.err
+    assert f"careful: reward 'picky' was tried on a made-up completion: {doubt}" in result.out
+
+
 def test_too_few_gpus_and_all_else_are_said_by_train_too(rlx, monkeypatch):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     Path("bad.jsonl").write_text("no json\n")

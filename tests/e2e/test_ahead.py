@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import threading
 from copy import deepcopy
@@ -11,13 +12,15 @@ import pandas as pd
 import pytest
 import torch
 
+from rlx.ahead import Ahead, Sampled
 from rlx.checkpoint import read_state
 from rlx.engine import Engine
+from rlx.ranks import Ranks
 from rlx.registry import Registry
 from rlx.rewards import DRY_ROWS
 from rlx_plugins.hf_rollout import HFRollout
 from rlx_plugins.options import HFOptions
-from rlx_sdk import RolloutPlugin, Sample, SpecError, TrainingError, hookimpl
+from rlx_sdk import Generation, RolloutPlugin, Sample, SpecError, TrainingError, hookimpl
 
 from .conftest import metrics_of
 
@@ -99,10 +102,13 @@ SCORED: list[Sample] = []
 @pytest.fixture
 def sampled(train):
     """A run of four steps, or fewer, whose weights move visibly."""
-    def made(name, ahead=True, algo="grpo", backend="twin", lr=2e-3, reward="polite_length", eval=0, run=()):
-        return train(algo, reward=reward, run={"name": name, "sample_every": None, **dict(run)}, data={"eval": eval},
+    def made(name, ahead=True, algo="grpo", backend="twin", lr=2e-3, reward="polite_length", eval=0, run=(),
+             data=None, steps=4):
+        where = {} if data is None else {"path": str(data)}
+        return train(algo, reward=reward, run={"name": name, "sample_every": None, **dict(run)},
+                     data={"eval": eval, **where},
                      rollout={"name": backend, "ahead": ahead, "max_completion": 12, "group_size": 4},
-                     train={"batch_size": 4, "optim": {"policy": {"lr": lr, "schedule": "constant"}}})
+                     train={"batch_size": 4, "steps": steps, "optim": {"policy": {"lr": lr, "schedule": "constant"}}})
     return made
 
 
@@ -140,17 +146,41 @@ def test_resumed_equals_uninterrupted_bit_for_bit(sampled, algo, eval):
     held_out = sum(len(pd.read_parquet(file)) for file in straight.run.glob("samples/eval_*.parquet"))
     trained = sum(len(pd.read_parquet(file)) for file in straight.run.glob("samples/step_*.parquet"))
     assert len(SCORED) == DRY_ROWS + held_out + trained
+    lines = [line for line in map(json.loads, (straight.run / "metrics.jsonl").read_text().splitlines())
+             if "time/step" in line]
+    assert any("time/rollout" in line for line in lines[1:]) == (algo == "dapo")
+    assert ["speed/generated_tokens_per_s" in line for line in lines] == [True, False, False, False]
     broken = straight.run.parent / "broken"
     shutil.copytree(straight.run, broken)
     shutil.rmtree(broken / "checkpoints" / "global_step_4")
-    assert len(read_state(broken / "checkpoints" / "global_step_2")["source"]["ahead"]) == 4
-    assert read_state(straight.checkpoint)["source"]["ahead"] == []
+    assert len(read_state(broken / "checkpoints" / "global_step_2")["source"]["ahead"]["batch"]) == 4
+    assert read_state(straight.checkpoint)["source"]["ahead"]["batch"] == []
 
     resumed = sampled("broken", algo=algo, reward=letters, eval=eval, run={"resume": "auto", **run})
 
     assert metrics_of(resumed.run) == metrics_of(straight.run)
     for file in sorted(straight.checkpoint.rglob("*.safetensors")):
         assert file.read_bytes() == (resumed.checkpoint / file.relative_to(straight.checkpoint)).read_bytes(), file
+
+
+def test_on_resume_with_other_data_the_batch_is_sampled_anew(sampled, tmp_path):
+    """Its rows would be others; the position goes back to where it began."""
+    file = tmp_path / "data.jsonl"
+    file.write_text("".join(json.dumps({"prompt": f"Say {n}"}) + "\n" for n in range(40)))
+    first = sampled("a", data=file, steps=2, lr=1e-4, run={"save_every": 1})
+    shutil.rmtree(first.checkpoint)
+    file.write_text("".join(json.dumps({"prompt": f"Tell me {n}"}) + "\n" for n in range(5)))
+    resumed = sampled("a", data=file, steps=2, lr=1e-4, run={"resume": "auto", "resume_changed": True})
+    samples = pd.read_parquet(resumed.run / "samples" / "step_000002.parquet")
+    assert samples["prompt"].str.contains("Tell me").all()
+    assert metrics_of(resumed.run)[-1]["rollout/staleness"] == 0
+    assert read_state(resumed.checkpoint)["source"]["position"] == 8
+
+
+def test_a_million_tokens_take_little_space_in_a_checkpoint():
+    ahead = Ahead("")
+    ahead.begin(lambda: Sampled([(0, 0)], [[(Generation([149_999] * 10_000, [-1 / 3] * 10_000, "stop", 1), None)]]))
+    assert len(json.dumps(ahead.state_dict(Ranks()), indent=1)) < 11 * 10_000
 
 
 def test_what_goes_wrong_there_ends_the_run(sampled):

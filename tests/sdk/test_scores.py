@@ -93,6 +93,14 @@ def test_async_rewards_keep_one_loop_between_calls(caller):
     assert caller(FunctionReward(loop), []) is caller(FunctionReward(loop), [])
 
 
+def test_closing_ends_what_is_awaited():
+    """Such as the rewards of a batch sampled ahead, when a run is stopped."""
+    caller = Caller()
+    waited = caller.start(asyncio.Event().wait())
+    caller.close()
+    assert waited.cancelled()
+
+
 def test_closing_ends_the_thread_and_may_be_done_twice():
     caller = Caller()
     caller(FunctionReward(_later), [])

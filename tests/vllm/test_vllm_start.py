@@ -6,13 +6,16 @@ import importlib.util
 import os
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from rlx_sdk import InputError, RolloutContext
+from rlx_sdk import InputError, Request, RolloutContext, Sampling
 
 from ..e2e.conftest import metrics_of
 from ..engine.ranks import free_port
@@ -53,6 +56,47 @@ def test_ranks_that_do_not_start_servers_know_their_addresses(tmp_path):
     found = start_servers(VLLMServerOptions(gpus=(2, 3), port=9000), context, tmp_path, first=False)
     assert [one.url for one in found] == ["http://127.0.0.1:9000", "http://127.0.0.1:9001"]
     assert {one.process for one in found} == {None}
+
+
+class Busy(BaseHTTPRequestHandler):
+    """A server that never comes to an end with a completion."""
+
+    def do_POST(self):
+        if self.path == "/v1/completions":
+            self.server.asked.set()
+            self.server.over.wait(20)
+        answer = b'{"results": [{"version": -1}]}'
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def log_message(self, *args):
+        pass
+
+
+def test_closing_waits_for_no_completion_that_somebody_s_server_is_at(capsys):
+    """As when the trainer fails while a batch is sampled ahead: Python ends no process whose threads wait."""
+    policy = LlamaForCausalLM(LlamaConfig(hidden_size=8, intermediate_size=8, num_hidden_layers=1, vocab_size=9,
+                                          num_attention_heads=1))
+    with ThreadingHTTPServer(("127.0.0.1", 0), Busy) as busy, ThreadPoolExecutor(1, "test") as pool:
+        busy.daemon_threads, busy.asked, busy.over = True, threading.Event(), threading.Event()
+        threading.Thread(target=busy.serve_forever, daemon=True).start()
+        options = VLLMServerOptions(urls=(f"http://127.0.0.1:{busy.server_port}",))
+        backend = VLLMServerRollout(options, RolloutContext(policy, "", (), 0, "cpu", "float32", 64))
+        backend._ready = backend._servers
+        asked = Request((1, 2), Sampling(max_tokens=4), 1, 0)
+        coming = pool.submit(lambda: [*backend.generate([asked])])
+        assert busy.asked.wait(10)
+        backend.close()
+        assert coming.result(timeout=5) == []
+        calls = [one for one in threading.enumerate() if one.name.startswith("ThreadPoolExecutor")]
+        for call in calls:
+            call.join(5)
+        assert not any(call.is_alive() for call in calls)
+        busy.over.set()
+        busy.shutdown()
+    assert "is lost" not in capsys.readouterr().err
 
 
 def test_a_rank_that_reaches_no_server_says_what_to_do():
