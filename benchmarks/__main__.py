@@ -4,7 +4,8 @@
 
 ``dpo --peer trl`` and ``grpo --peer trl`` set rlx beside TRL on one job.
 ``scaling`` runs one job on one rank and on several, by ZeRO stage; ``paper`` calculates what larger machines would do.
-``rewards`` measures listing plugins, rules and services, ``data`` the preparation of files.
+``rewards`` measures listing plugins, rules and services, ``data`` the preparation of files; ``growth`` what a token
+costs with more rows and longer completions, and a plugin with more of them.
 """
 
 from __future__ import annotations
@@ -317,6 +318,44 @@ def data(rows: Annotated[int, typer.Option(help="Rows of each layout.")] = 32_00
     if out is not None:
         figures = {"machine": {"cpu": platform.machine(), "cores": os.cpu_count()}, "versions": _versions()}
         out.write_text(json.dumps({**figures, "layouts": found}, indent=1), encoding="utf-8")
+
+
+@app.command()
+def growth(model: Annotated[str, typer.Option(help="HF folder, for its tokenizer; default: the bundled one.")] = "",
+           shape: Annotated[str, typer.Option(help="llama_6m or half_b.")] = "llama_6m",
+           rows: Annotated[str, typer.Option(help="Of SFT's files, with commas; nothing leaves them out.")] =
+           "1000,8000,32000",
+           tokens: Annotated[str, typer.Option(help="Of a completion; the same.")] = "128,512,2048,4096",
+           plugins: Annotated[str, typer.Option(help="Packages with a plugin each; the same.")] = "10,50,200",
+           out: Out = None) -> None:
+    """What a token costs with more rows and longer completions, and a plugin with more of them."""
+    from benchmarks import growth
+    from benchmarks.peers import QUICK
+    from benchmarks.speed import write_model
+    from rlx.logs import library_log
+    from rlx.ranks import start_distributed
+
+    sizes = {"rows": rows, "completions": tokens, "plugins": plugins}
+    wanted = {name: [int(size) for size in text.split(",") if size] for name, text in sizes.items()}
+    machine = {"cpu": platform.machine(), "cores": os.cpu_count()}
+    figures: dict[str, Any] = {"shape": shape, "machine": machine, "versions": _versions()}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        with library_log(None):
+            ranks = start_distributed()
+            longest = max([4096, *wanted["completions"]]) + 1024
+            path = write_model(folder / "model", shape, model or str(QUICK / "rlx-tiny"),
+                               max_position_embeddings=longest)
+        for part, found in (("rows", growth.rows(wanted["rows"], path, shape, folder, ranks)),
+                            ("completions", growth.completions(wanted["completions"], path, shape, folder, ranks)),
+                            ("plugins", growth.plugins(wanted["plugins"]))):
+            figures[part] = []
+            for one in found if wanted[part] else ():
+                figures[part].append(one)
+                typer.echo(json.dumps({key: float(f"{value:.4g}") if isinstance(value, float) else value
+                                       for key, value in one.items()}))
+                if out is not None:
+                    out.write_text(json.dumps(figures, indent=1), encoding="utf-8")
 
 
 def _peak(lines: list[dict[str, float]]) -> float:

@@ -58,7 +58,7 @@ def write(file: Path, layout: str, rows: int) -> None:
 
 def prepare(layout: str, file: str, folder: str) -> dict[str, Any]:
     """One file, from its text to a table of token ids."""
-    tokenizer, before = load_tokenizer(str(MODEL)), _anonymous()
+    tokenizer, before = load_tokenizer(str(MODEL)), anonymous()
     peak = Peak()
     began, cpu = time.perf_counter(), time.process_time()
     found = prepare_rows(open_rows(file, Path(folder)), LAYOUTS[layout][0], tokenizer,  # type: ignore[arg-type]
@@ -81,7 +81,7 @@ class Peak:
 
     def _look(self) -> None:
         while not self._done.wait(0.05):
-            self._most = max(self._most, _anonymous())
+            self._most = max(self._most, anonymous())
 
     def stop(self) -> float:
         """MiB."""
@@ -90,7 +90,8 @@ class Peak:
         return self._most
 
 
-def _anonymous() -> float:
+def anonymous() -> float:
+    """Memory of this process that no file backs, MiB."""
     status = Path("/proc/self/status").read_text(encoding="utf-8")
     return int(status.split("RssAnon:")[1].split()[0]) / 2**10
 

@@ -11,6 +11,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +49,16 @@ asyncio.run(slow_service(int(sys.argv[1]), float(sys.argv[2])))
 
 def listing(packages: int = 20, runs: int = 5) -> dict[str, float]:
     """CPU seconds of ``rlx plugins`` with so many packages more, and of only importing typer and pydantic."""
+    with installed(packages) as env:
+        command, last = [sys.executable, "-m", "rlx", "plugins"], f"bench_{packages - 1}"
+        found = [cpu_seconds(command, env, last) for _ in range(runs + 1)][1:]
+        bare = [cpu_seconds([sys.executable, "-c", "import typer, pydantic"], env, "") for _ in range(runs)]
+    return {"packages": packages, "cpu_s": statistics.median(found), "cpu_s_best": min(found), "bare_cpu_s": min(bare)}
+
+
+@contextmanager
+def installed(packages: int) -> Iterator[dict[str, str]]:
+    """An environment in which so many packages more are installed, with a reward each, bench_0 and so on."""
     with tempfile.TemporaryDirectory() as folder:
         for i in range(packages):
             (Path(folder) / f"rlx_bench_{i}.py").write_text(PACKAGE.replace("{i}", str(i)))
@@ -54,14 +66,11 @@ def listing(packages: int = 20, runs: int = 5) -> dict[str, float]:
             info.mkdir()
             (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: rlx-bench-{i}\nVersion: 0.1\n")
             (info / "entry_points.txt").write_text(f"[rlx]\nbench_{i} = rlx_bench_{i}:bench\n")
-        env = {**os.environ, "PYTHONPATH": folder}
-        command, last = [sys.executable, "-m", "rlx", "plugins"], f"bench_{packages - 1}"
-        found = [_cpu(command, env, last) for _ in range(runs + 1)][1:]
-        bare = [_cpu([sys.executable, "-c", "import typer, pydantic"], env, "") for _ in range(runs)]
-    return {"packages": packages, "cpu_s": statistics.median(found), "cpu_s_best": min(found), "bare_cpu_s": min(bare)}
+        yield {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (folder, os.environ.get("PYTHONPATH"))))}
 
 
-def _cpu(command: list[str], env: dict[str, str], wanted: str) -> float:
+def cpu_seconds(command: list[str], env: dict[str, str], wanted: str) -> float:
+    """Of a command, whose output must have what is wanted."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)

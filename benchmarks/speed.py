@@ -73,8 +73,11 @@ class Job:
     settings: dict[str, Any] | None = None
 
 
-def write_model(folder: Path, shape: str, tokenizer_of: str) -> str:
-    """Random weights of a shape, and a tokenizer whose padding is a token of its own, as TRL needs it."""
+def write_model(folder: Path, shape: str, tokenizer_of: str, **more: Any) -> str:
+    """Random weights of a shape, and a tokenizer whose padding is a token of its own, as TRL needs it.
+
+    What is given besides goes into the config.
+    """
     from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_of)
@@ -82,12 +85,13 @@ def write_model(folder: Path, shape: str, tokenizer_of: str) -> str:
         tokenizer.pad_token = tokenizer.convert_ids_to_tokens(3)
     torch.manual_seed(0)
     if shape == "llama_6m":
-        model: Any = LlamaForCausalLM(LlamaConfig(**LLAMA_6M, vocab_size=len(tokenizer), bos_token_id=None))
+        model: Any = LlamaForCausalLM(LlamaConfig(**{**LLAMA_6M, **more}, vocab_size=len(tokenizer),
+                                                    bos_token_id=None))
     else:
         given = {"half_b": QWEN_HALF_B, "7b_half": QWEN_7B_HALF, "7b": QWEN_7B}[shape]
         torch.set_default_dtype(torch.bfloat16)  # 7B in float32 would take 30 GB for a moment
         with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
-            model = Qwen2ForCausalLM(Qwen2Config(**given))
+            model = Qwen2ForCausalLM(Qwen2Config(**{**given, **more}))
         torch.set_default_dtype(torch.float32)
     model.config.pad_token_id = model.generation_config.pad_token_id = tokenizer.pad_token_id
     model.save_pretrained(folder)

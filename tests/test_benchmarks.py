@@ -36,6 +36,26 @@ def test_a_file_of_each_layout_is_prepared(tmp_path):
         assert data.prepare(layout, str(tmp_path / f"{layout}.jsonl"), str(tmp_path))["rows"] == 3
 
 
+@pytest.mark.full
+def test_growth_with_rows_completions_and_plugins(tmp_path):
+    from benchmarks import growth
+    from benchmarks.peers import QUICK
+    from benchmarks.speed import write_model
+
+    from rlx.ranks import start_distributed
+
+    ranks, model = start_distributed(), write_model(tmp_path / "model", "llama_6m", str(QUICK / "rlx-tiny"))
+    few, more = growth.rows([70, 80], model, "llama_6m", tmp_path, ranks)
+    assert few["tokens"] < more["tokens"]
+    assert all(one[key] > 0 for one in (few, more) for key in ("prepare_us", "cached_us", "start_s", "step_us"))
+    short, long = growth.completions([4, 16], model, "llama_6m", tmp_path, ranks)
+    assert 0 < short["train_attention_flops"] < long["train_attention_flops"] < 1
+    assert 0 < short["decode_attention"] < 1
+    assert 0 < short["train_attention"] < 1
+    assert all(one[key] > 0 for one in (short, long) for key in ("rollout_us", "prepare_us", "update_us", "rest_us"))
+    assert [one["packages"] for one in growth.plugins([3], 1)] == [1, 3]
+
+
 def test_the_page_on_scaling_shows_what_is_calculated():
     from benchmarks.paper import SHAPES, table
 

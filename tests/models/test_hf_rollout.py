@@ -7,6 +7,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import GenerationConfig
+from transformers.cache_utils import DynamicLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -316,6 +317,36 @@ def test_keys_are_not_copied_for_the_heads_that_share_them(backend, llama, monke
     with torch.no_grad():
         logprobs, _ = CausalLM(model)(seqs.tokens, seqs.mask, 1.0)
     torch.testing.assert_close(logprobs, seqs.per_token["rollout_logprobs"] * seqs.mask, atol=1e-5, rtol=0)
+
+
+def test_the_cache_of_a_layer_grows_in_place(monkeypatch):
+    """HF's own would copy all of it for each new token; what it does to a cache besides stays possible."""
+    monkeypatch.setattr(hf_rollout, "ROOM", 4)
+    plain, layer, places = DynamicLayer(), DynamicLayer(), []
+    for i, new in enumerate([3, 1, 1, 1, 1, 1, 1, 2, 1]):
+        if i == 6:
+            for one in (plain, layer):
+                one.batch_select_indices(torch.tensor([1, 0, 1]))
+        if i == 7:
+            for one in (plain, layer):
+                one.crop(-2)
+        keys, values = torch.randn(2, 3 if i > 5 else 2, 2, new, 4)
+        wanted, found = plain.update(keys, values), hf_rollout._append(layer, keys, values)
+        assert [part.tolist() for part in found] == [part.tolist() for part in wanted]
+        assert layer.get_seq_length() == plain.get_seq_length()
+        places.append(found[0].data_ptr())
+    assert len(set(places[1:6])) == 1
+    assert len(set(places)) == 4
+
+
+def test_generation_grows_caches_in_place_and_gives_hf_s_class_back(backend, monkeypatch):
+    plain, used, made = DynamicLayer.update, [], backend(stops=(99,))
+    monkeypatch.setattr(hf_rollout, "ROOM", 5)
+    wanted = list(made.generate(requests(Sampling(0.7, 1.0, 12), *PROMPTS)))
+    assert DynamicLayer.update is plain
+    monkeypatch.setattr(hf_rollout, "_append", lambda *args: used.append(1) or plain(*args))
+    assert list(made.generate(requests(Sampling(0.7, 1.0, 12), *PROMPTS))) == wanted
+    assert len(used) == 2 * (1 if made._records else 12), "of both layers; steps have a cache of their own"
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
