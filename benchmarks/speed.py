@@ -125,7 +125,7 @@ class Watch:
         self.memory: dict[str, int] = defaultdict(int)
         self.tensors: dict[str, int] = defaultdict(int)
         self.seconds: dict[str, list[float]] = defaultdict(list)
-        self.phase = "train"
+        self.phase = "start"
 
     def begin(self, phase: str) -> None:
         """The phase before has ended."""
