@@ -28,7 +28,8 @@ def check_plan(plan: Plan, progress: Progress = unseen, ranks: int = 1) -> dict[
         InputError: something cannot work; all of it is named together.
         RewardError: nothing else is wrong, and a reward fails on the dry run.
     """
-    start = examine(plan, Ranks(), ranks, lambda note: None, progress)
+    changed: list[str] = []
+    start = examine(plan, Ranks(), ranks, changed.append, progress)
     plan, inputs = start.plan, start.inputs
     report: dict[str, Any] = {
         "algorithm": f"{plan.algorithm.name} ({plan.needs.data})",
@@ -40,15 +41,15 @@ def check_plan(plan: Plan, progress: Progress = unseen, ranks: int = 1) -> dict[
         "lengths": _lengths(plan, inputs.train),
         "tokens": _round_trip(inputs),
         "machine": _machine(),
+        "memory": start.memory[0],
     }
-    report["memory"] = start.memory[0]
     if plan.rewards:
         tried = try_rewards(plan, inputs)
         report["rewards on a made-up completion"] = ", ".join(
             f"{name} {scores}{f' ({doubt})' * bool(doubt)}" for name, (scores, doubt) in tried.items())
     if start.careful:
         report["careful"] = "; ".join(start.careful)
-    notes = [*plan.notes, *inputs.tokenizer.notes]
+    notes = [*changed, *plan.notes, *inputs.tokenizer.notes]
     if notes:
         report["notes"] = "; ".join(notes)
     return report

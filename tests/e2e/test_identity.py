@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 import rlx
 from rlx import identity
+from rlx.check import check_plan
 from rlx.plan import resolve
 from rlx.registry import Registry
 from rlx_sdk import SpecError
@@ -108,3 +109,11 @@ def test_a_large_file_is_told_apart_by_its_parts(tmp_path, monkeypatch):
         save_file({"w": change}, file)
         found.add(str(identity._fingerprints(str(tmp_path))))
     assert len(found) == 4
+
+
+def test_check_says_what_has_changed(train):
+    runs = train("sft", train={"steps": 1}, run={"name": "one"}).run.parent
+    plan = resolve(Registry.discover(), {
+        "algo": {"name": "sft"}, "train": {"steps": 2, "batch_size": 8, "optim": {"policy": {"lr": 1e-5}}},
+        "run": {"dir": str(runs), "name": "one", "resume": "auto"}})
+    assert "train.optim.policy.lr 0.0003 -> 1e-05" in check_plan(plan)["notes"]
