@@ -53,7 +53,11 @@ class Ahead:
         return None if coming is None else coming.result()
 
     def state_dict(self, ranks: Ranks) -> dict[str, Any]:
-        """The batch of all ranks, JSON-able: its weights are gone, so that a resumed run could not sample it again."""
+        """The batch of all ranks, JSON-able: its weights are gone, so that a resumed run could not sample it again.
+
+        ``batch`` has, by position, ``[[position, row], completions]``; a completion is ``[tokens, logprobs, finish
+        reason, version]``, its tokens as int32 and logprobs as float32, little-endian, in base64.
+        """
         mine = self._coming.result() if self._coming else Sampled((), ())
         groups = [[[_packed(g.tokens, "<i4"), _packed(g.logprobs, "<f4"), g.finish_reason, g.version] for g, _ in group]
                   for group in mine.groups]

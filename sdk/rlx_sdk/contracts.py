@@ -195,7 +195,10 @@ class RolloutBackend(Protocol):
         ...
 
     def release(self) -> None:
-        """After collecting, before training: give memory back; a `sync` follows before the next `generate`."""
+        """After collecting, before training: give memory back; a `sync` follows before the next `generate`.
+
+        Of a backend that samples ahead (``RolloutPlugin.concurrent``), which keeps its memory, after evaluations alone.
+        """
         ...
 
     def close(self) -> None:
