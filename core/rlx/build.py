@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow.compute as pc
 import torch
 
 from rlx.data.order import Order
@@ -138,11 +139,13 @@ def _source(plan: Plan, algorithm: Algorithm[Any], inputs: Inputs, modules: dict
     limit = spec.rollout.max_completion
     sampling = Sampling(spec.rollout.temperature, max_tokens=limit)
     evaluation = HeldOut.of(spec, plan.group_size, inputs.held_out.rows.columns if inputs.held_out else ())
-    longest = (spec.data.max_prompt or 0) + spec.rollout.max_completion
+    prompts = [data.table["prompt"] for data in (inputs.train, inputs.held_out) if data]
+    longest = limit + max(pc.max(pc.list_value_length(of_file)).as_py() for of_file in prompts)
     backend = plan.rollout.build(RolloutContext(
         modules["policy"].model, spec.model.path, tokenizer.stop_token_ids, tokenizer.pad_token_id, device,
         str(dtype).removeprefix("torch."), context_length(Path(spec.model.path)) or longest,
-        engines["policy"].whole, _tokens(plan, inputs) // ranks.world, spec.engine.offload_while_sampling))
+        engines["policy"].whole, _tokens(plan, inputs) // ranks.world, spec.engine.offload_while_sampling,
+        (-(-spec.train.batch_size * plan.group_size // ranks.world), longest), plan.spare))
     source = RolloutSource(inputs.train, inputs.held_out, cursor, tokenizer, backend, rewards, sampling, evaluation,
                            plan.group_size, spec.run.seed, plan.needs, algorithm.keep, spec.run.sample_every,
                            inputs.total_steps if spec.rollout.ahead else 0)

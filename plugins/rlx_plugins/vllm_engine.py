@@ -7,7 +7,6 @@ import gc
 import logging
 import os
 import random
-import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -16,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlx_plugins.options import VLLMOptions
 from rlx_plugins.seeds import spread_seed
+from rlx_plugins.vllm_memory import Memory
 from rlx_plugins.vllm_sampler import Draw, Record, install
 from rlx_plugins.vllm_scheduler import shorten
 from rlx_plugins.vllm_weights import keep_weights_summable, load, refusal
@@ -30,8 +29,8 @@ CPU_KV_CACHE = 2 << 30
 class Engine:
     """An engine in this process."""
 
-    def __init__(self, config: Any, device: str, dtype: torch.dtype, length: int, *, size: int, eager: bool,
-                 memory: VLLMOptions) -> None:
+    def __init__(self, config: Any, device: str, dtype: torch.dtype, length: int, *, eager: bool,
+                 memory: Memory) -> None:
         """Start with random weights from the config alone: the first `load` brings the true ones anyway.
 
         Args:
@@ -39,14 +38,12 @@ class Engine:
             device: where it runs: the CPU, or the current GPU.
             dtype: of weights and activations.
             length: of prompt and completion together, in tokens.
-            size: weights whose moments the optimizer will make later, beside what is asleep.
             eager: start without compiling and capturing CUDA graphs, as on a CPU always.
-            memory: part of the GPU, or size of the KV cache; neither takes most of what is free.
+            memory: of the GPU.
         """
         self._asleep: set[str] = set()
         self._record: Record | None = None
         self._gpu, self._guest = device != "cpu", torch.distributed.is_initialized()
-        self._sleeps = self._gpu and memory.kv_cache_gib is None
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "0")  # else it logs to standard output
         logging.getLogger("vllm").setLevel(logging.ERROR)  # it warns of much that is as it should be
@@ -54,10 +51,11 @@ class Engine:
             import vllm
 
             config.save_pretrained(folder)
+            settings, self._sleeps = memory.settings() if self._gpu else (_cpu_memory(), False)
             self._llm = vllm.LLM(
                 folder, load_format="dummy", skip_tokenizer_init=True, generation_config="vllm", dtype=dtype,
                 max_model_len=length, enforce_eager=eager or not self._gpu, logprobs_mode="processed_logprobs",
-                **_placement(), **(_gpu_memory(memory, size) if self._gpu else _cpu_memory()))
+                **_placement(), **settings)
             self._model = self._llm.apply_model(lambda model: model)[0]
             self._draw: Draw | None = self._llm.collective_rpc(lambda worker: install(worker.model_runner))[0]
             shorten(self._llm)
@@ -115,10 +113,7 @@ class Engine:
         return self._llm.reset_prefix_cache() is True
 
     def sleep(self) -> bool:
-        """Give back weights and KV cache; false where it stays as it is: on a CPU, and on a GPU that others share.
-
-        vLLM would take what these allocate meanwhile for an error of its own.
-        """
+        """Give back weights and KV cache; false where it stays as it is."""
         if self._sleeps and not self._asleep:
             self._llm.sleep(level=2)
             self._asleep = {"weights", "kv_cache"}
@@ -152,18 +147,6 @@ def _cpu_memory() -> dict[str, Any]:
     """Settings on a CPU. Weights stay unpacked there, so that they can be summed."""
     keep_weights_summable()
     return {"kv_cache_memory_bytes": CPU_KV_CACHE}
-
-
-def _gpu_memory(options: VLLMOptions, size: int) -> dict[str, Any]:
-    """Settings on a GPU: by default most of what is free, less the Adam moments of policy and critic, made later."""
-    torch.cuda.empty_cache()
-    free, total = torch.cuda.mem_get_info()
-    if options.kv_cache_gib is not None:  # the part, which then decides nothing, must be free
-        return {"kv_cache_memory_bytes": int(options.kv_cache_gib * 2**30), "gpu_memory_utilization": 0.01}
-    part = options.gpu_memory_utilization or max(0.2 * free, 0.8 * (free - 16 * size)) / total
-    print(f"vllm: takes {part * total / 2**30:.1f} GiB while it samples; {free / 2**30:.1f} of {total / 2**30:.1f} GiB "
-          "are free", file=sys.stderr)
-    return {"gpu_memory_utilization": part, "enable_sleep_mode": True}
 
 
 def sampling_params(request: Request, stops: list[int]) -> Any:

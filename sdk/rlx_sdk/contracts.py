@@ -160,6 +160,8 @@ class RolloutContext:
         whole: to be entered by every rank around a generation with ``policy`` itself, whose weights may be split.
         tokens: that this rank will sample at most, if that is known.
         makes_room: masters and moments leave the device before each `sync`, until the next update.
+        at_once: completions of a training step on this rank at most, and tokens of the longest, its prompt included.
+        spare: bytes of the device that training leaves free when it needs most, by estimate.
     """
 
     policy: Any
@@ -172,6 +174,8 @@ class RolloutContext:
     whole: Callable[[], AbstractContextManager[None]] = nullcontext
     tokens: int | None = None
     makes_room: bool = False
+    at_once: tuple[int, int] | None = None
+    spare: int | None = None
 
 
 class RolloutBackend(Protocol):
