@@ -186,7 +186,7 @@ def grpo(peer: Peer, steps: Steps = 5, batch: Annotated[int, typer.Option(help="
 @app.command()
 def speed(algo: Annotated[str, typer.Argument(help="ppo, grpo, dpo or sft.")],
           model: Annotated[str, typer.Option(help="HF folder, for its tokenizer; default: the bundled one.")] = "",
-          shape: Annotated[str, typer.Option(help="llama_6m, half_b or 7b_half.")] = "llama_6m",
+          shape: Annotated[str, typer.Option(help="llama_6m, half_b, 7b; 7b:14 has 14 layers.")] = "llama_6m",
           peer: Annotated[str, typer.Option(help="trl, or nothing.")] = "trl",
           batch: Annotated[int, typer.Option(help="Prompts, pairs or rows a step.")] = 32,
           tokens: Annotated[int, typer.Option(help="New ones a completion, or of an answer.")] = 64,
@@ -211,7 +211,7 @@ def speed(algo: Annotated[str, typer.Argument(help="ppo, grpo, dpo or sft.")],
 
 @app.command()
 def scaling(model: Annotated[str, typer.Option(help="HF folder; of a shape its tokenizer. Default: the bundled.")] = "",
-            shape: Annotated[str, typer.Option(help="Random weights: llama_6m, half_b, 7b_half or 7b.")] = "",
+            shape: Annotated[str, typer.Option(help="Random weights: llama_6m, half_b, 7b; 7b:14 has 14 layers.")] = "",
             algos: Annotated[str, typer.Option(help="Names, with commas.")] = "sft,dpo,grpo,ppo",
             stages: Annotated[str, typer.Option(help="ZeRO stages, with commas.")] = "1,2,3",
             ranks: Annotated[str, typer.Option(help="Numbers of ranks; others stand beside the first.")] = "1,2",

@@ -36,10 +36,6 @@ from rlx.registry import Registry
 
 LLAMA_6M = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 6, "num_attention_heads": 8,
             "num_key_value_heads": 4, "max_position_embeddings": 1024, "tie_word_embeddings": True}
-QWEN_7B_HALF = {"hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 14, "num_attention_heads": 28,
-                "num_key_value_heads": 4, "vocab_size": 152064, "max_position_embeddings": 32768,
-                "tie_word_embeddings": False, "bos_token_id": None, "eos_token_id": None}
-"""Qwen2.5-7B with half of its layers, which is what fits with all weights trained."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +44,7 @@ class Job:
 
     Attributes:
         algo: ``ppo``, ``grpo``, ``dpo`` or ``sft``.
-        shape: of the model.
+        shape: of the model; ``7b:14`` is Qwen2.5-7B's with 14 of its 28 layers.
         batch: prompts, pairs or rows a step.
         tokens: new ones a completion, or of an answer.
         group: completions a prompt.
@@ -88,7 +84,8 @@ def write_model(folder: Path, shape: str, tokenizer_of: str, **more: Any) -> str
         model: Any = LlamaForCausalLM(LlamaConfig(**{**LLAMA_6M, **more}, vocab_size=len(tokenizer),
                                                     bos_token_id=None))
     else:
-        given = {"half_b": QWEN_HALF_B, "7b_half": QWEN_7B_HALF, "7b": QWEN_7B}[shape]
+        name, _, layers = shape.partition(":")
+        given = {"half_b": QWEN_HALF_B, "7b": QWEN_7B}[name] | ({"num_hidden_layers": int(layers)} if layers else {})
         torch.set_default_dtype(torch.bfloat16)  # 7B in float32 would take 30 GB for a moment
         with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
             model = Qwen2ForCausalLM(Qwen2Config(**{**given, **more}))

@@ -22,8 +22,8 @@ class VLLMOptions(Config):
     """Memory and start-up."""
 
     gpu_memory_utilization: float | None = Field(None, gt=0, le=1)
-    """Part of the GPU's memory that vLLM takes while it samples; null: as much as a step's completions need, but no more
-    than most of what the models leave free."""
+    """Part of the GPU's memory that vLLM takes while it samples; null: as much as a step's completions need, at most
+    most of what the models leave free."""
     kv_cache_gib: float | None = Field(None, gt=0)
     """GiB of KV cache, kept while training too: for a GPU that several processes share."""
     enforce_eager: bool | None = None
