@@ -24,17 +24,17 @@ def _logprobs_and_entropy(logits: Tensor, targets: Tensor, temperature: float,
     """``[N]`` each, of ``[N, V]`` logits; entropy is 0 if it is not asked for."""
     logp = _logp(logits, temperature)
     logprobs = logp.gather(1, targets[:, None]).squeeze(1)
-    return logprobs, torch.special.entr(logp.exp()).sum(1) if with_entropy else torch.zeros_like(logprobs)
+    return logprobs, torch.special.entr(logp.exp_()).sum(1) if with_entropy else torch.zeros_like(logprobs)
 
 
 def _d_logits(logits: Tensor, targets: Tensor, temperature: float, entropy: Tensor, d_logprobs: Tensor | None,
               d_entropy: Tensor | None) -> Tensor:
     """``[N, V]`` gradient of the logits, in their dtype."""
-    p = _logp(logits, temperature).exp()
-    found = torch.zeros_like(p) if d_logprobs is None else (p * -d_logprobs[:, None]).scatter_add_(
+    p = _logp(logits, temperature).exp_()
+    of_entropy = None if d_entropy is None else (torch.special.entr(p) - p * entropy[:, None]) * d_entropy[:, None]
+    found = p.zero_() if d_logprobs is None else p.mul_(-d_logprobs[:, None]).scatter_add_(
         1, targets[:, None], d_logprobs[:, None])
-    if d_entropy is not None:
-        found += (torch.special.entr(p) - p * entropy[:, None]) * d_entropy[:, None]
+    found = found if of_entropy is None else found.add_(of_entropy)
     return (found if temperature == 1.0 else found / temperature).to(logits.dtype)
 
 
