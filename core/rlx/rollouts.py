@@ -105,7 +105,8 @@ class RolloutSource(Source):
                 collected = replace(collected, chosen=self._show_chosen(phase))
         finally:
             if not self._ahead_until:  # else it goes on sampling, without a sync
-                self._backend.release()
+                with phase("rollout"):
+                    self._backend.release()
         if self._version + 1 < self._ahead_until and (places := self._cursor.next()) is not None:
             self._ahead.begin(partial(self._sample, self._train, places, self._sampling, self._version))
         return collected
@@ -146,17 +147,16 @@ class RolloutSource(Source):
 
     def evaluate(self, phase: Timer) -> Collected | None:
         """Sample and score the held-out prompts, with the same random numbers every time."""
-        held = self._held_out
+        held, asked = self._held_out, self._evaluation
         if held is None:
             return None
         places = [(EVAL_STREAM + row, row) for row in self._cursor.ranks.share(range(len(held)))]
         try:
-            done = self._judge(held, self._sample_now(held, places, self._evaluation.sampling, phase,
-                                                      self._evaluation.n), phase)
+            done = self._judge(held, self._sample_now(held, places, asked.sampling, phase, asked.n), phase)
         finally:
             self._backend.release()
-        collected = self._collected([done], done.rows, self._evaluation.sampling == self._sampling)
-        collected.metrics.update(self._evaluation.measure(
+        collected = self._collected([done], done.rows, asked.sampling == self._sampling)
+        collected.metrics.update(asked.measure(
             ((r.position, r.sample.row, r.total if r.judged else None) for r in done.rows), self._cursor.ranks))
         return collected
 

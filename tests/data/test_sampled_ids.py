@@ -19,10 +19,22 @@ EVAL = HeldOut(Sampling(), 1, None, None)
 SAMPLED = [262, 264, 260]  # he·llo and the stop token; "hello" alone would be the one token 265
 
 
+PHASES: list[str] = []
+"""That are open."""
+
+
+@contextlib.contextmanager
+def phase(name):
+    PHASES.append(name)
+    yield
+    PHASES.remove(name)
+
+
 class _Backend:
     """Samples the same ids for every prompt."""
 
     exact = True
+    released_in = None
 
     def generate(self, requests):
         for i, request in reversed(list(enumerate(requests))):
@@ -32,7 +44,7 @@ class _Backend:
         pass
 
     def release(self):
-        pass
+        self.released_in = [*PHASES]
 
     def close(self):
         pass
@@ -49,7 +61,8 @@ def collected(prepare, tokenizer):
     source = RolloutSource(prepared, None, cursor, found, _Backend(), panel, Sampling(max_tokens=3), EVAL, 2, 0,
                            Needs(data="rollouts", trains=frozenset({"policy"})), lambda group: True)
     source.sync(iter([]), 0)
-    yield source.collect(lambda name: contextlib.nullcontext()), seen
+    yield source.collect(phase), seen
+    assert source._backend.released_in == ["rollout"], "the time that giving memory back takes belongs to a phase"
     source.close()
 
 
