@@ -107,6 +107,8 @@ class Draw:
         """Keep vLLM's own, for what is not training's: requests without seeds, top_p, top_k."""
         self._plain = plain
         self._counted: WeakKeyDictionary[torch.Generator, Counted] = WeakKeyDictionary()
+        self._of_rows: list[torch.Generator] = []  # of the step before, mostly the same
+        self._seeds = np.empty(0, np.uint64)
         self.record: Record | None = None
         """Where to keep what is drawn here; what vLLM's own draws is kept nowhere."""
 
@@ -121,7 +123,9 @@ class Draw:
             found: tuple[Tensor, Tensor | None] = self._plain(logits, generators, k, p)
             return found
         of_rows = [generators[row] for row in range(len(logits))]
-        seeds = np.array([generator.initial_seed() for generator in of_rows], np.uint64)
+        if of_rows != self._of_rows:
+            self._of_rows, self._seeds = of_rows, np.array([each.initial_seed() for each in of_rows], np.uint64)
+        seeds = self._seeds
         offsets = [generator.get_offset() for generator in of_rows]
         for generator, offset in zip(of_rows, offsets, strict=True):
             generator.set_offset(offset + OFFSET)
