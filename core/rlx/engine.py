@@ -65,6 +65,7 @@ class Engine:
         trained = [p for p in module.parameters() if p.requires_grad]
         self._deepspeed = deepspeed.initialize(model=module, optimizer=make_optimizer(trained, optim),
                                                config=_config(optim, dtype, self._spec, module))[0]
+        self.park()
 
     @property
     def device(self) -> torch.device:
@@ -86,7 +87,7 @@ class Engine:
         return self._deepspeed(*args)
 
     def park(self) -> None:
-        """Under `EngineSpec.offload_while_sampling`, leave the device all that only updates need, until one comes."""
+        """Under `EngineSpec.offload_while_sampling`, what only updates need leaves the device until one comes."""
         if self._spec.offload_while_sampling:
             self._parking.park(only_for_updates(self._deepspeed.optimizer, self.module))
 
@@ -122,10 +123,8 @@ class Engine:
 
         Done by an update of a gradient that is not finite, which DeepSpeed skips, and cleans up after, by itself.
         """
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-        self.backward(self._nothing() * math.nan)
-        self._deepspeed.step()
+        torch.cuda.empty_cache()  # does nothing where no GPU is used
+        self._learn_nothing(math.nan)
 
     def gathered(self, *parameters: Tensor, change: bool = False) -> contextlib.AbstractContextManager[Any]:
         """Parameters whole, on every rank, while it is entered; with ``change`` what is written into them stays."""
@@ -178,16 +177,15 @@ class Engine:
 
     def state(self) -> Iterator[tuple[str, Tensor]]:
         """Trained weights in float32, and moments if a step was made, by kind and name, one at a time, on the CPU."""
-        from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
+        from deepspeed.utils import safe_get_full_fp32_param as master_of
+        from deepspeed.utils import safe_get_full_optimizer_state as moment_of
 
-        away = self._parking.fill()
+        self._parking.fill()
         for name, parameter in self._trained():
-            yield f"weight/{name}", safe_get_full_fp32_param(parameter).cpu().reshape(_shape(parameter))
+            yield f"weight/{name}", master_of(parameter).cpu().reshape(_shape(parameter))
             for moment in MOMENTS if self.updates else ():
-                value = safe_get_full_optimizer_state(parameter, moment)
-                yield f"{moment}/{name}", value.cpu().reshape(_shape(parameter))
-        if away:
-            self.park()
+                yield f"{moment}/{name}", moment_of(parameter, moment).cpu().reshape(_shape(parameter))
+        self.park()
 
     def load_state(self, state: Mapping[str, Tensor], updates: int) -> None:
         """Take back what `state` gave after ``updates`` optimizer steps, from any rank count and ZeRO stage.
@@ -214,6 +212,7 @@ class Engine:
             for moment in () if updates else MOMENTS:
                 entry[moment].zero_()
         self.updates = updates
+        self.park()
 
     def _set(self, parameter: nn.Parameter, value: Tensor, *moment: str) -> None:
         """Write a whole master weight, or a moment of it, into what this rank holds of it."""
@@ -231,14 +230,14 @@ class Engine:
         """Adam makes its state in the first step: take one with gradient and learning rate zero."""
         for group in self._deepspeed.optimizer.param_groups:
             group["lr"] = 0.0
-        self.backward(self._nothing())
-        self._deepspeed.step()
+        self._learn_nothing(0.0)
 
-    def _nothing(self) -> Tensor:
-        """0, with a gradient of 0 for every parameter."""
+    def _learn_nothing(self, gradient: float) -> None:
+        """An update of a gradient of 0, or NaN, for every parameter."""
         outputs = self(*self.module.example(self.device))
         outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-        return torch.stack([output.float().sum() * 0.0 for output in outputs]).sum()
+        self.backward(torch.stack([output.float().sum() * gradient for output in outputs]).sum())
+        self._deepspeed.step()
 
     def _adam_state(self) -> list[dict[str, Any]]:
         inner = self._deepspeed.optimizer

@@ -153,6 +153,9 @@ class Estimate:
 def estimate(roles: list[Role], engine: EngineSpec, half: bool, ranks: int, load: Load) -> Estimate:
     """The memory of one rank.
 
+    Under `EngineSpec.offload_while_sampling` optimizer and gradients are those of the role that learns, while it does;
+    stage 3 keeps the gradients of all roles where they are.
+
     Args:
         roles: models that are loaded; a LoRA policy's reference is none of its own.
         engine: ZeRO stage, offload, activation checkpointing.
@@ -165,15 +168,17 @@ def estimate(roles: list[Role], engine: EngineSpec, half: bool, ranks: int, load
     weights = 0 if engine.offload == "all" else weights
     weights += width * min(LIVE, max(role.weights for role in roles)) if gathered or engine.offload == "all" else 0
     trained = [role for role in roles if role.trained]
-    optimizer = 0 if engine.offload else sum(12 * role.trained / ranks for role in trained)
-    held = sum(_gradients(role, engine, width, ranks)[0] for role in trained)
     updates = {role.name: _update(role, engine, half, ranks, load) for role in trained}
-    largest = max(updates, key=lambda name: sum(updates[name]))
+    away = {role.name: (12 * role.trained / ranks, _gradients(role, engine, width, ranks)[0] * (engine.zero_stage < 3))
+            if engine.offload_while_sampling else (0, 0) for role in trained}
+    largest = max(updates, key=lambda name: sum(updates[name]) + sum(away[name]))
     gradients, activations = updates[largest]
+    there = [role for role in trained if role.name == largest or not engine.offload_while_sampling]
+    optimizer = 0 if engine.offload else sum(12 * role.trained / ranks for role in there)
+    held = sum(_gradients(role, engine, width, ranks)[0] for role in (trained if engine.zero_stage == 3 else there))
     policy = roles[0].shape
     cache = 2 * policy.layers * policy.kv * width * load.sampled + 24 * policy.vocabulary * load.sampled_rows
-    away = optimizer + held if engine.offload_while_sampling else 0
-    peaks = {f"the update of the {largest}": gradients + activations, "rollouts": cache - away}
+    peaks = {f"the update of the {largest}": gradients + activations, "rollouts": cache - sum(away[largest])}
     phase = max(peaks, key=lambda name: peaks[name])
     parts = {"weights": weights, "optimizer": optimizer, "gradients": held + gradients, "activations": activations,
              "KV cache": cache}

@@ -6,7 +6,11 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor, UntypedStorage, nn
+from torch import Tensor, nn
+
+CHUNK = 1 << 28
+"""Bytes of a copy: torch pins a power of two, which of one large tensor might be twice as much. What is brought back
+leaves its pinned memory to whoever parks next."""
 
 
 class Parking:
@@ -14,31 +18,33 @@ class Parking:
 
     def __init__(self) -> None:
         """Nothing waits."""
-        self._kept: dict[int, UntypedStorage] = {}
-        self._waiting: list[tuple[UntypedStorage, UntypedStorage]] = []
+        self._waiting: list[tuple[Tensor, list[Tensor] | None]] = []
 
     def park(self, tensors: Iterable[Tensor]) -> None:
-        """Copy what tensors hold to the CPU, and give their memory back; nothing if some wait already."""
+        """Copy what tensors hold to the CPU, and give their memory back; nothing if some wait already.
+
+        What is all zeros, such as gradients between two updates, needs no copy.
+        """
         if self._waiting:
             return
         found = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in tensors}
-        for number, storage in enumerate(found.values()):
-            kept = self._kept.get(number)
-            if kept is None or len(kept) != len(storage):  # pinning takes long, and sizes stay
-                kept = torch.empty(len(storage), dtype=torch.uint8, pin_memory=storage.is_cuda).untyped_storage()
-                self._kept[number] = kept
-            kept.copy_(storage)
-            self._waiting.append((storage, kept))
+        for storage in found.values():
+            held = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+            kept = [torch.empty(len(part), dtype=torch.uint8, pin_memory=held.is_cuda).copy_(part)
+                    for part in torch.split(held, CHUNK)] if held.any() else None
+            self._waiting.append((held, kept))
             storage.resize_(0)
 
-    def fill(self) -> bool:
-        """Bring all of it back; whether something waited."""
-        away = bool(self._waiting)
+    def fill(self) -> None:
+        """Bring all of it back."""
         while self._waiting:
-            storage, kept = self._waiting.pop()
-            storage.resize_(len(kept))
-            storage.copy_(kept)
-        return away
+            held, kept = self._waiting[-1]
+            held.untyped_storage().resize_(len(held))  # where this does not fit, all that is left waits on
+            if kept is None:
+                held.zero_()
+            for part, copy in zip(torch.split(held, CHUNK), kept or (), strict=False):
+                part.copy_(copy)
+            self._waiting.pop()
 
 
 def only_for_updates(optimizer: Any, module: nn.Module) -> Iterator[Tensor]:

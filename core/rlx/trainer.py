@@ -136,6 +136,8 @@ class Trainer:
         engine, total = self.engines[role], float(batch.weight[role].sum())
         if total == 0:
             return False
+        for other in self.engines.keys() - {role}:
+            self.engines[other].park()
         measured, seen = accumulate(partial(self._losses, role, batch, made), engine, self.ranks, total, self._smaller)
         found.merge(measured)
         result = engine.step(index)

@@ -198,6 +198,31 @@ def test_what_waits_on_the_cpu_leaves_its_memory_to_the_sampler():
     assert away.peak == pytest.approx(2 * HALF.weights + away.parts["KV cache"])
 
 
+def test_while_a_role_learns_the_others_wait_on_the_cpu():
+    """The largest with what is its own decides: one of many weights, or one that needs much for activations."""
+    waits, load = EngineSpec(offload_while_sampling=True), Load(1000, 100, 1000)
+    plain, away = (estimate(ppo(HALF), engine, True, 1, load) for engine in (EngineSpec(), waits))
+    assert plain.phase == away.phase == "the update of the policy"
+    assert plain.peak - away.peak == pytest.approx(16 * HALF.weights), "those of the critic"
+    assert away.parts["optimizer"] == 12 * HALF.weights == plain.parts["optimizer"] / 2
+    assert away.peak == pytest.approx(sum(away.parts.values()) - away.parts["KV cache"])
+
+    roles = [Role("policy", HALF, HALF.weights), Role("critic", LARGE, 2 * HALF.weights, head=False)]
+    few = estimate(roles, waits, True, 1, Load(100, 100, 100))
+    assert few.phase == "the update of the critic"
+    assert few.parts["optimizer"] == 12 * 2 * HALF.weights
+    roles = [Role("policy", LARGE, HALF.weights), Role("critic", HALF, 2 * HALF.weights, head=False)]
+    assert estimate(roles, waits, True, 1, Load(100_000, 100, 100_000)).phase == "the update of the policy"
+
+
+def test_stage_3_keeps_its_gradients_where_they_are():
+    sampled = Load(100, 100, 50, sampled=2**24, sampled_rows=64)
+    plain, away = (estimate(ppo(HALF), EngineSpec(zero_stage=3, offload_while_sampling=w), True, 1, sampled)
+                   for w in (False, True))
+    assert away.phase == "rollouts"
+    assert plain.peak - away.peak == pytest.approx(12 * 2 * HALF.weights)
+
+
 def test_shape_and_checkpoint_of_the_bundled_model(tmp_path):
     folder = Path(rlx.__file__).parent / "quickstart" / "rlx-tiny"
     shape = shape_of(folder)
