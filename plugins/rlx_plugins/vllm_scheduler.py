@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+from rlx_plugins.vllm_steps import shorten_steps
+
 
 def shorten(llm: Any) -> bool:
     """Make the two calls of an engine in this process return at once where they would find nothing to do.
 
     These are ``allocate_slots``, where a request's last block has room for its next token, and ``cache_blocks``; both
     only if no block becomes full by it. That is so of full attention in one group of blocks, hashed as they are: other
-    kinds drop blocks with each token, or note parts of them. False if the engine is not so, and stays as it was.
+    kinds drop blocks with each token, or note parts of them. False if the engine is not so, and stays as it was. Steps
+    in which nothing else happens are then made short as a whole (vllm_steps.py), if that scheduler is known.
     """
     try:
         from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
@@ -39,4 +42,5 @@ def shorten(llm: Any) -> bool:
             cache_blocks(request, num_computed_tokens)
 
     manager.allocate_slots, manager.cache_blocks = allocate, cache
+    shorten_steps(llm)
     return True

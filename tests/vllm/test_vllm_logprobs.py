@@ -106,6 +106,7 @@ HOT = Sampling(2.0, 1.0, 40)
 PLAIN = {"groups, of which some stop early": [Request(prompt(i, 3), HOT, 4, i) for i in range(3)],
          "prompts that are read in parts": [Request(prompt(i, 150), Sampling(0.7, 1.0, 9), 1, i) for i in range(4)],
          "more than the cache holds": [Request(prompt(i, 60), Sampling(0.7, 1.0, 90), 1 + i % 2, i) for i in range(8)]}
+SHARE = dict(zip(PLAIN, (0.2, 0.9, 0.7), strict=True))
 EXPECTED = dict(zip(PLAIN, (None, "taken back", "preempted"), strict=True))
 
 
@@ -119,6 +120,31 @@ def test_kept_logprobs_are_vllm_s_and_tokens_are_hf_s(tight, events, kind):
     assert len({len(tokens) for group in found.values() for tokens, *_ in group}) > 1
     assert same({i: [tokens for tokens, *_ in group] for i, group in found.items()},
                 {i: [g.tokens for g in group] for i, group in tight.hf.generate(PLAIN[kind])})
+
+
+@pytest.mark.parametrize("kind", PLAIN)
+def test_of_a_token_the_scheduler_hears_only_where_something_happens(tight, monkeypatch, kind):
+    """The same comes out if it hears of all, and when a generation before was left in the middle."""
+    scheduler, heard = tight.scheduler, []
+    own = type(scheduler).update_from_output
+
+    def update(self, step, result):
+        heard.extend(step.num_scheduled_tokens)
+        return own(self, step, result)
+
+    monkeypatch.setattr(type(scheduler), "update_from_output", update)
+    left = tight.backend.generate(PLAIN[kind])
+    next(left)
+    left.close()
+    heard.clear()
+    found = tight.generate(PLAIN[kind])
+    tokens, few = sum(len(tokens) for group in found.values() for tokens, *_ in group), len(heard)
+    assert few < SHARE[kind] * tokens
+    for name in ("schedule", "update_from_output"):
+        monkeypatch.setattr(scheduler, name, getattr(type(scheduler), name).__get__(scheduler))
+    heard.clear()
+    assert same(tight.generate(PLAIN[kind]), found)
+    assert len(heard) >= tokens
 
 
 OTHER = {"one seed twice": [Request((1, 2), HOT, 2, 1), Request((3, 4), HOT, 2, 1)],
@@ -214,6 +240,8 @@ def checked(tight, monkeypatch):
 
         monkeypatch.setattr(manager, name, own)
     assert shorten(tight.engine._llm)
+    for name in ("schedule", "update_from_output"):  # in whose own steps the calls are made
+        monkeypatch.setattr(tight.scheduler, name, getattr(type(tight.scheduler), name).__get__(tight.scheduler))
     for name, cut in [(name, getattr(manager, name)) for name in ("allocate_slots", "cache_blocks")]:
         def call(*args, name=name, cut=cut, **kwargs):
             asked.clear()
