@@ -53,14 +53,14 @@ def test_what_it_takes_is_said(capsys):
         "vllm: takes 72.0 GiB while it samples; 100.0 of 140.0 GiB are free"]
 
 
-@pytest.mark.parametrize(("rows", "tokens", "blocks"), [(1, 16, 3), (1, 17, 4), (256, 512, 256 * 33 + 1)])
+@pytest.mark.parametrize(("rows", "tokens", "blocks"), [(1, 64, 3), (1, 65, 4), (256, 512, 256 * 9 + 1)])
 def test_each_row_has_blocks_of_its_own(rows, tokens, blocks):
-    assert cache_bytes(HALF_B, rows, tokens, torch.bfloat16) == blocks * 16 * 24 * 2 * 128 * 2
-    assert cache_bytes(HALF_B, rows, tokens, torch.float32) == blocks * 16 * 24 * 2 * 128 * 4
+    assert cache_bytes(HALF_B, rows, tokens, torch.bfloat16) == blocks * 64 * 24 * 2 * 128 * 2
+    assert cache_bytes(HALF_B, rows, tokens, torch.float32) == blocks * 64 * 24 * 2 * 128 * 4
 
 
 def test_a_head_may_have_a_width_of_its_own():
     config = LlamaConfig(hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=32)
-    assert cache_bytes(config, 1, 1, torch.float32) == 3 * 16 * 2 * 2 * 64 * 4
+    assert cache_bytes(config, 1, 1, torch.float32) == 3 * 64 * 2 * 2 * 64 * 4
     del config.num_key_value_heads
     assert cache_bytes(config, 1, 1, torch.float32) is None
