@@ -124,6 +124,7 @@ def rollouts(model: Annotated[str, typer.Option(help="HF folder; of the 0.5B sha
              half_b: Annotated[bool, typer.Option(help="Random weights of Qwen2.5-0.5B's shape.")] = False,
              backends: Annotated[str, typer.Option(help="Names, with commas.")] = "hf,vllm",
              prompts: Annotated[int, typer.Option(help="Prompts of 64 to 127 tokens.")] = 256,
+             group: Annotated[int, typer.Option(help="Completions a prompt.")] = 1,
              tokens: Annotated[int, typer.Option(help="New tokens of each.")] = 256,
              options: Annotated[str, typer.Option(help="Backends' options, as JSON by name.")] = "{}",
              out: Annotated[Path | None, typer.Option("--json", help="Also write them to this file.")] = None) -> None:
@@ -134,7 +135,7 @@ def rollouts(model: Annotated[str, typer.Option(help="HF folder; of the 0.5B sha
     with tempfile.TemporaryDirectory() as folder:
         path = write_half_b(Path(folder), model) if half_b else model
         with quiet():
-            for one in measure(path, backends.split(","), prompts, tokens, json.loads(options)):
+            for one in measure(path, backends.split(","), prompts, tokens, json.loads(options), group):
                 found.append(one)
     for one in found:
         typer.echo(json.dumps(one))

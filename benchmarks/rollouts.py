@@ -39,16 +39,16 @@ def write_half_b(folder: Path, tokenizer_of: str) -> str:
     return str(folder)
 
 
-def measure(model: str, names: list[str], prompts: int, tokens: int,
-            options: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def measure(model: str, names: list[str], prompts: int, tokens: int, options: dict[str, Any],
+            group: int = 1) -> Iterator[dict[str, Any]]:
     """Each backend: seconds of a sync, tokens a second of three generations; of vllm, also the bare engine's."""
     start_distributed()
     device = pick_device()
     dtype = pick_dtype("auto", device)
     policy = load_causal_lm(model, dtype).to(device).eval()
     vocabulary = min(policy.config.vocab_size, 40_000)
-    requests = [Request([(17 * i + 31 * j) % vocabulary for j in range(64 + i % 64)], Sampling(max_tokens=tokens), 1, i)
-                for i in range(prompts)]
+    requests = [Request([(17 * i + 31 * j) % vocabulary for j in range(64 + i % 64)], Sampling(max_tokens=tokens),
+                        group, i * group) for i in range(prompts)]
     context = RolloutContext(policy, model, (), 0, device, str(dtype).removeprefix("torch."), 128 + tokens)
     for name in names:
         entry = Registry.discover().get("rollout", name)
@@ -82,15 +82,17 @@ def _bare(backend: Any, requests: list[Request]) -> dict[str, Any]:
 
     llm, settings = backend._engine._llm, [sampling_params(r, []) for r in requests]
     llm.collective_rpc(_undone)
-    manager = llm.llm_engine.engine_core.engine_core.scheduler.kv_cache_manager
+    scheduler = llm.llm_engine.engine_core.engine_core.scheduler
     for name in ("allocate_slots", "cache_blocks"):
-        vars(manager).pop(name, None)
+        vars(scheduler.kv_cache_manager).pop(name, None)
+    for name in ("schedule", "update_from_output"):
+        vars(scheduler).pop(name, None)
     for chosen in settings:
         chosen.seed, chosen.logprobs = None, 0
     prompts = [{"prompt_token_ids": list(r.tokens)} for r in requests]
 
     def generate() -> int:
-        return sum(len(out.outputs[0].token_ids) for out in llm.generate(prompts, settings, use_tqdm=False))
+        return sum(len(one.token_ids) for out in llm.generate(prompts, settings, use_tqdm=False) for one in out.outputs)
 
     speeds = []
     for _ in range(2):

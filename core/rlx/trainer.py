@@ -77,8 +77,7 @@ class Trainer:
             batch = self.algorithm.prepare(collected.data, self.context)
             whole = concatenate(self.ranks.gather(batch))
         made = [*batch.sequences.values()]
-        tokens = int(row_lengths(whole).sum()) * self.train.update_epochs
-        found.add({**batch.metrics, "update/tokens": Mean(tokens, 1)})
+        found.add({**batch.metrics, "update/tokens": Mean(int(row_lengths(whole).sum()) * self.train.update_epochs, 1)})
         with phase("update"):
             self._count_skipped(self._update(whole, found, made, phase))
         if collected.chosen is not None:
@@ -124,10 +123,9 @@ class Trainer:
         for _ in range(self.train.update_epochs):
             order = torch.randperm(len(batch), generator=generator)
             for rows in order.tensor_split(self.train.minibatches):
-                minibatch = batch[rows]
                 for role in trained:
                     with phase(f"update/{role}"):
-                        trained[role] |= self._minibatch(role, minibatch, made, found, index)
+                        trained[role] |= self._minibatch(role, batch[rows], made, found, index)
                 index += 1
         return all(trained.values())
 
