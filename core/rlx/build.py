@@ -30,6 +30,7 @@ from rlx.models import (
     without_adapter,
 )
 from rlx.plan import Plan
+from rlx.preflight import estimate_memory
 from rlx.ranks import Ranks, seed_everything
 from rlx.recorder import Recorder
 from rlx.reference import cached_reference
@@ -49,6 +50,8 @@ def build(plan: Plan, inputs: Inputs, ranks: Ranks, recorder: Recorder, rewards:
     device = pick_device()
     dtype = pick_dtype(spec.engine.dtype, device)
     rewards = rewards or build_rewards(plan, device)
+    needed = estimate_memory(plan, inputs, ranks.world) if device != "cpu" else None
+    spare = max(0, int(torch.cuda.mem_get_info()[0] - needed.peak)) if needed else None
     seed_everything(spec.run.seed, 0, 0)  # every rank begins with the same new weights
     temperature = spec.rollout.temperature if needs.data == "rollouts" else 1.0
     make = partial(Handle, device=torch.device(device), micro_tokens=spec.train.pass_tokens,
@@ -66,7 +69,7 @@ def build(plan: Plan, inputs: Inputs, ranks: Ranks, recorder: Recorder, rewards:
         cached = role == "reference" and needs.data != "rollouts" and spec.model.reference.cache
         handles[role] = cached_reference(plan, inputs, ranks, load, recorder.note) if cached else load()
     algorithm = plan.algorithm.build()
-    source, exact = _source(plan, algorithm, inputs, modules, engines, ranks, device, dtype, rewards)
+    source, exact = _source(plan, algorithm, inputs, modules, engines, ranks, device, dtype, rewards, spare)
     context = RunContext(plan.algorithm.name, handles, ranks, temperature, plan.single_update, exact,
                          spec.rollout.max_completion)
     return Trainer(algorithm, source, engines, context, ranks, spec.train, spec.run, inputs.total_steps,
@@ -129,7 +132,7 @@ def _tokens(plan: Plan, inputs: Inputs) -> int:
 
 def _source(plan: Plan, algorithm: Algorithm[Any], inputs: Inputs, modules: dict[Role, Any],
             engines: dict[Role, Engine], ranks: Ranks, device: str, dtype: torch.dtype,
-            rewards: RewardPanel) -> tuple[Source, bool]:
+            rewards: RewardPanel, spare: int | None) -> tuple[Source, bool]:
     """The source, and whether its rollouts are exactly the policy's."""
     spec, tokenizer = plan.spec, inputs.tokenizer
     end = len(inputs.train) * spec.train.epochs if spec.train.epochs else None
@@ -139,13 +142,15 @@ def _source(plan: Plan, algorithm: Algorithm[Any], inputs: Inputs, modules: dict
     limit = spec.rollout.max_completion
     sampling = Sampling(spec.rollout.temperature, max_tokens=limit)
     evaluation = HeldOut.of(spec, plan.group_size, inputs.held_out.rows.columns if inputs.held_out else ())
-    prompts = [data.table["prompt"] for data in (inputs.train, inputs.held_out) if data]
-    longest = limit + max(pc.max(pc.list_value_length(of_file)).as_py() for of_file in prompts)
+    longest = limit + max(pc.max(pc.list_value_length(data.table["prompt"])).as_py()
+                          for data in (inputs.train, inputs.held_out) if data)
+    rows = max(-(-each // ranks.world) * n for each, n in (
+        (spec.train.batch_size, plan.group_size), (len(inputs.held_out or ()), evaluation.n)))
     backend = plan.rollout.build(RolloutContext(
         modules["policy"].model, spec.model.path, tokenizer.stop_token_ids, tokenizer.pad_token_id, device,
         str(dtype).removeprefix("torch."), context_length(Path(spec.model.path)) or longest,
         engines["policy"].whole, _tokens(plan, inputs) // ranks.world, spec.engine.offload_while_sampling,
-        (-(-spec.train.batch_size * plan.group_size // ranks.world), longest), plan.spare))
+        (rows, longest), spare))
     source = RolloutSource(inputs.train, inputs.held_out, cursor, tokenizer, backend, rewards, sampling, evaluation,
                            plan.group_size, spec.run.seed, plan.needs, algorithm.keep, spec.run.sample_every,
                            inputs.total_steps if spec.rollout.ahead else 0)

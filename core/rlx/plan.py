@@ -46,7 +46,6 @@ class Plan:
         needs: of the algorithm, with these options and rewards.
         needs_with_rewards: what it would need if rewards were given; for messages.
         notes: what the user should know before the run starts.
-        spare: bytes of a GPU that training leaves free when it needs most, by estimate; None where that is not known.
     """
 
     spec: Spec
@@ -57,7 +56,6 @@ class Plan:
     rollout: Chosen | None
     trackers: tuple[Chosen, ...]
     notes: tuple[str, ...]
-    spare: int | None = None
 
     @property
     def group_size(self) -> int:

@@ -227,7 +227,7 @@ class EngineSpec(Section):
     offload: Literal["optimizer", "all"] | None = None
     """What waits in the CPU's memory: masters and moments; with zero_stage 3 also the weights."""
     offload_while_sampling: bool = False
-    """Masters and moments are on the CPU unless their role learns: two copies a step; of several roles a minibatch."""
+    """Masters and moments are on the CPU unless their role learns; where several do, two copies a minibatch."""
     activation_checkpointing: bool = False
     """Compute activations a second time in the backward pass instead of keeping them."""
     compile: bool | None = None

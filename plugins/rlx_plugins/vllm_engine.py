@@ -39,7 +39,7 @@ class Engine:
             dtype: of weights and activations.
             length: of prompt and completion together, in tokens.
             eager: start without compiling and capturing CUDA graphs, as on a CPU always.
-            memory: of the GPU.
+            memory: of the GPU, and how many rows at once.
         """
         self._asleep: set[str] = set()
         self._record: Record | None = None
@@ -54,8 +54,8 @@ class Engine:
             settings, self._sleeps = memory.settings() if self._gpu else (_cpu_memory(), False)
             self._llm = vllm.LLM(
                 folder, load_format="dummy", skip_tokenizer_init=True, generation_config="vllm", dtype=dtype,
-                max_model_len=length, enforce_eager=eager or not self._gpu, logprobs_mode="processed_logprobs",
-                **_placement(), **settings)
+                max_model_len=length, max_num_seqs=memory.rows, enforce_eager=eager or not self._gpu,
+                logprobs_mode="processed_logprobs", **_placement(), **settings)
             self._model = self._llm.apply_model(lambda model: model)[0]
             self._draw: Draw | None = self._llm.collective_rpc(lambda worker: install(worker.model_runner))[0]
             shorten(self._llm)

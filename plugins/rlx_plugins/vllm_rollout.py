@@ -13,7 +13,7 @@ from torch import Tensor
 from rlx.models import plain_model, plain_weights
 from rlx_plugins.options import VLLMOptions
 from rlx_plugins.vllm_engine import Engine, sampling_params
-from rlx_plugins.vllm_memory import Memory, cache_bytes
+from rlx_plugins.vllm_memory import MOST_ROWS, Memory, cache_bytes
 from rlx_plugins.vllm_weights import Sums, prove
 from rlx_sdk import Fingerprint, Generation, InputError, Request, RlxError, RolloutContext, TrainingError
 
@@ -32,7 +32,7 @@ class VLLMRollout:
         if given is not None and context.device == "cpu":
             raise InputError("vllm: gpu_memory_utilization and kv_cache_gib do nothing on a CPU; leave them out. The "
                              "environment variable VLLM_CPU_KVCACHE_SPACE sets the size of the KV cache there, in GiB.")
-        self._length, self._stops = context.max_length, list(context.stop_token_ids)
+        self._stops = list(context.stop_token_ids)
         self._device, self._dtype = context.device, getattr(torch, context.dtype)
         plain, weights = plain_model(context.policy), plain_weights(context.policy)
         self._config = copy.deepcopy(plain.config)
@@ -40,11 +40,12 @@ class VLLMRollout:
         self._names = set(weights)
         # Under ZeRO-3 a weight holds nothing, and says in ds_numel what it stands for.
         size = sum(getattr(weight, "ds_numel", weight.numel()) for weight in weights.values())
-        rows, tokens = context.at_once or (0, 0)
-        cache = cache_bytes(self._config, rows, tokens, self._dtype) if rows else None
-        least = cache_bytes(self._config, 1, self._length, self._dtype)
-        self._memory = Memory(options, size * self._dtype.itemsize, 0 if context.makes_room else 16 * size,
-                              max(cache, least) if cache and least else None, context.spare)
+        self._length, rows, cache = context.max_length, None, None
+        if context.at_once is not None:
+            rows, self._length = min(context.at_once[0], MOST_ROWS), min(context.at_once[1], context.max_length)
+            cache = cache_bytes(self._config, rows, self._length, self._dtype)
+        self._memory = Memory(options, size * self._dtype.itemsize, 0 if context.makes_room else 16 * size, rows, cache,
+                              context.spare)
         short = context.tokens is not None and context.tokens < SHORT
         self._eager = short if options.enforce_eager is None else options.enforce_eager
         self._engine: Engine | None = None

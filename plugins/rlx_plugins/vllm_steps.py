@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from typing import Any, NamedTuple
 
-KNOWN = ("0.20.", "0.32.")
+KNOWN = ("0.20.2", "0.32.0")
 """Versions of vLLM with which these steps were compared, by all that they leave behind."""
 SPECIAL = ("connector", "ec_connector", "aux_output_connector", "lora_config", "use_pp", "use_v2_model_runner",
            "num_spec_tokens", "defer_block_free", "log_stats", "return_sampling_mask", "need_mamba_block_aligned_split")

@@ -160,7 +160,7 @@ class RolloutContext:
         whole: to be entered by every rank around a generation with ``policy`` itself, whose weights may be split.
         tokens: that this rank will sample at most, if that is known.
         makes_room: masters and moments leave the device before each `sync`, until the next update.
-        at_once: completions of a training step on this rank at most, and tokens of the longest, its prompt included.
+        at_once: completions that this rank samples at once at most, and tokens of the longest, its prompt included.
         spare: bytes of the device that training leaves free when it needs most, by estimate.
     """
 

@@ -259,11 +259,6 @@ def test_passes_are_the_largest_that_leave_half_of_a_gpu_free(tmp_path, monkeypa
                           (2.01 * needed[16_384], 16_384), (1.99 * needed[16_384], None)):
         monkeypatch.setattr("torch.cuda.get_device_properties", lambda i, n=there: SimpleNamespace(total_memory=n))
         assert with_passes(plan(), inputs, 1).spec.train.micro_tokens == chosen
-        kept = with_passes(plan(micro_tokens=7), inputs, 1)
-        assert kept.spec.train.micro_tokens == 7
-        assert kept.spare == int(there - estimate_memory(plan(micro_tokens=7), inputs, 1).peak)
-        free = there - needed.get(chosen, estimate_memory(plan(), inputs, 1).peak)
-        assert with_passes(plan(), inputs, 1).spare == int(free)
+        assert with_passes(plan(micro_tokens=7), inputs, 1).spec.train.micro_tokens == 7
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    unknown = with_passes(plan(), inputs, 1)
-    assert (unknown.spec.train.micro_tokens, unknown.spare) == (None, None)
+    assert with_passes(plan(), inputs, 1).spec.train.micro_tokens is None
