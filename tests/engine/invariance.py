@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -230,3 +231,4 @@ def main(folder: Path, dtype: str = "float32", wanted: str = "") -> None:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]), *sys.argv[2:])
+    os._exit(0)  # as rlx.launch ends: threads of torch may abort a process that is taken down in order

@@ -8,6 +8,7 @@ into every layout: what is loaded must be what was saved, bit for bit.
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -91,3 +92,4 @@ def main(folder: Path) -> None:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]))
+    os._exit(0)  # as rlx.launch ends: threads of torch may abort a process that is taken down in order
