@@ -61,8 +61,7 @@ class Trainer:
                 self.recorder.save(self)
             if stop and not last:
                 return
-        idle = [role for role, engine in self.engines.items() if engine.updates == 0]
-        if idle:
+        if idle := [role for role, engine in self.engines.items() if engine.updates == 0]:
             raise TrainingError(f"the {' and the '.join(idle)} never moved in {self.total_steps} steps: {NO_UPDATE}")
 
     def train_step(self) -> None:
@@ -123,9 +122,10 @@ class Trainer:
         for _ in range(self.train.update_epochs):
             order = torch.randperm(len(batch), generator=generator)
             for rows in order.tensor_split(self.train.minibatches):
+                minibatch = batch[rows]
                 for role in trained:
                     with phase(f"update/{role}"):
-                        trained[role] |= self._minibatch(role, batch[rows], made, found, index)
+                        trained[role] |= self._minibatch(role, minibatch, made, found, index)
                 index += 1
         return all(trained.values())
 
