@@ -80,8 +80,7 @@ class OpenModel:
         entry = Registry.discover().get("rollout", rollout)
         backend = entry.call("build", entry.call("config")(), RolloutContext(
             self.hf, self.path, self.tokenizer.stop_token_ids, self.tokenizer.pad_token_id, self.device,
-            str(self.dtype).removeprefix("torch."), context, tokens=len(prompts) * n * sampling.max_tokens,
-            at_once=(len(prompts) * n, longest + sampling.max_tokens)))
+            str(self.dtype).removeprefix("torch."), context, tokens=len(prompts) * n * sampling.max_tokens))
         backend.sync(iter(self.hf.named_parameters()), 0)
         done = dict(backend.generate([Request(prompt.tokens, sampling, n, seed * 1_000_003 + i)
                                       for i, prompt in enumerate(prompts)]))
