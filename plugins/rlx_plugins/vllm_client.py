@@ -16,6 +16,7 @@ from weakref import WeakSet
 import httpx
 
 from rlx_plugins.seeds import spread_seed
+from rlx_plugins.vllm_serve import FORGET
 from rlx_plugins.vllm_worker import Channel
 from rlx_sdk import Generation, InputError, ModelError, Request, TrainingError
 
@@ -55,10 +56,13 @@ class Server:
                                      extensions={"trace": self._connected})
         except httpx.HTTPError as error:
             raise Unreachable(f"{type(error).__name__}: {error}".rstrip(": ")) from error
-        if answer.is_error:
-            kind = InputError if answer.is_client_error else TrainingError
-            raise kind(f"vllm_server {self.url} answers {path} with {answer.status_code}: {answer.text[:500]}")
-        return answer.json()
+        said = f"vllm_server {self.url} answers {path} with {answer.status_code}: {answer.text[:500]}"
+        if answer.is_error and answer.status_code != httpx.codes.NOT_FOUND:
+            raise (InputError if answer.is_client_error else TrainingError)(said)
+        try:
+            return answer.raise_for_status().json()
+        except (httpx.HTTPStatusError, ValueError):  # it does not know the path, or answers it in no JSON
+            raise InputError(f"{said}. Start it by python -m rlx_plugins.vllm_serve, of the same rlx") from None
 
     def call(self, method: str, within: float, **arguments: Any) -> dict[str, Any]:
         """Call a function of `rlx_plugins.vllm_worker.RlxWorker`."""
@@ -69,6 +73,10 @@ class Server:
                              "of one GPU each: start several")
         found: dict[str, Any] = results[0]
         return found
+
+    def forget(self, seconds: float) -> bool:
+        """Empty its prefix cache: keys and values of old weights. False if a running request holds on to it."""
+        return self.post(FORGET, {}, seconds)["forgotten"] is True
 
     def connected(self, backend: str, dtype: str, seconds: float) -> Channel:
         """The way to it; a new one where it has lost the old one, as after a restart.

@@ -7,6 +7,7 @@ import gc
 import logging
 import os
 import random
+import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -47,7 +48,7 @@ class Engine:
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "0")  # else it logs to standard output
         logging.getLogger("vllm").setLevel(logging.ERROR)  # it warns of much that is as it should be
-        with _untouched(), tempfile.TemporaryDirectory() as folder:
+        with _untouched(), _real_stdout(), tempfile.TemporaryDirectory() as folder:
             import vllm
 
             config.save_pretrained(folder)
@@ -55,7 +56,7 @@ class Engine:
             self._llm = vllm.LLM(
                 folder, load_format="dummy", skip_tokenizer_init=True, generation_config="vllm", dtype=dtype,
                 max_model_len=length, max_num_seqs=memory.rows, enforce_eager=eager or not self._gpu,
-                logprobs_mode="processed_logprobs", **_placement(), **settings)
+                logprobs_mode="processed_logprobs", **_placement(self._gpu), **settings)
             self._model = self._llm.apply_model(lambda model: model)[0]
             self._draw: Draw | None = self._llm.collective_rpc(lambda worker: install(worker.model_runner))[0]
             shorten(self._llm)
@@ -137,10 +138,11 @@ class Engine:
             torch.distributed.destroy_process_group = destroy
 
 
-def _placement() -> dict[str, Any]:
-    """One engine a rank, on the rank's own GPU."""
+def _placement(gpu: bool) -> dict[str, Any]:
+    """One engine a rank, in its process and on its GPU; of itself vLLM 0.20 would take another process on a CPU."""
     several = torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
-    return {"distributed_executor_backend": "external_launcher"} if several else {}
+    alone = None if gpu else "vllm.v1.executor.uniproc_executor.UniProcExecutor"
+    return {"distributed_executor_backend": "external_launcher" if several else alone}
 
 
 def _cpu_memory() -> dict[str, Any]:
@@ -166,6 +168,15 @@ def sampling_params(request: Request, stops: list[int]) -> Any:
             output_kind=RequestOutputKind.FINAL_ONLY)
     except Exception as error:  # its own kind of error for a number out of range
         raise InputError(f"vllm: {error}") from error
+
+
+def _real_stdout() -> contextlib.AbstractContextManager[Any]:
+    """A file as standard output, which vLLM 0.20 takes for granted, also where a notebook or a test keeps its own."""
+    try:
+        sys.stdout.fileno()
+    except (AttributeError, OSError):
+        return contextlib.redirect_stdout(sys.__stdout__)
+    return contextlib.nullcontext()
 
 
 @contextlib.contextmanager

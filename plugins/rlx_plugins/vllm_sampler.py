@@ -6,10 +6,10 @@ token's logprob through five layers of Python, which takes an eighth of its time
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -106,7 +106,7 @@ class Draw:
     def __init__(self, plain: Any) -> None:
         """Keep vLLM's own, for what is not training's: requests without seeds, top_p, top_k."""
         self._plain = plain
-        self._counted: WeakKeyDictionary[torch.Generator, Counted] = WeakKeyDictionary()
+        self._counted: dict[int, tuple[torch.Generator, Counted]] = {}
         self._of_rows: list[torch.Generator] = []  # of the step before, mostly the same
         self._seeds = np.empty(0, np.uint64)
         self.record: Record | None = None
@@ -116,9 +116,7 @@ class Draw:
                  p: Any) -> tuple[Tensor, Tensor | None]:
         """``[N]`` tokens and ``[N, V]`` logprobs, of ``[N, V]`` logits at their temperature."""
         if not logits.is_cuda:
-            for row, generator in generators.items():
-                if not isinstance(generator, Counted):
-                    generators[row] = self._counted.setdefault(generator, Counted.of(generator))
+            self._count(generators)
         if len(generators) != len(logits) or k is not None or p is not None:
             found: tuple[Tensor, Tensor | None] = self._plain(logits, generators, k, p)
             return found
@@ -138,3 +136,12 @@ class Draw:
         if self.record is not None:
             self.record.add(seeds, places, tokens[:, 0], logprobs.gather(1, tokens)[:, 0])
         return tokens[:, 0], logprobs
+
+    def _count(self, generators: dict[int, torch.Generator]) -> None:
+        """Put `Counted` ones in place; vLLM keeps its own, and comes back with it after a while in which it waits."""
+        if len(self._counted) > 64 + 4 * len(generators):  # weak references to generators came with torch 2.12
+            self._counted = {key: pair for key, pair in self._counted.items() if sys.getrefcount(pair[0]) > 2}
+        for row, generator in generators.items():
+            if not isinstance(generator, Counted):
+                made = self._counted.get(id(generator)) or (generator, Counted.of(generator))
+                generators[row] = self._counted.setdefault(id(generator), made)[1]

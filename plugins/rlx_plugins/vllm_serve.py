@@ -12,6 +12,7 @@ import os
 import runpy
 import signal
 import sys
+from typing import Any
 
 ENTRIES = ("vllm.entrypoints.launchers.api_server.entry", "vllm.entrypoints.openai.api_server")
 """Of vLLM 0.32, and before."""
@@ -19,7 +20,28 @@ PARENT = "RLX_SERVER_OF"
 """Set to the process that started the server: with it the server ends."""
 NEEDED = ["--served-model-name", "rlx", "--load-format", "dummy", "--skip-tokenizer-init",
           "--generation-config", "vllm", "--logprobs-mode", "processed_logprobs"]
-EXTENSION = ["--worker-extension-cls", "rlx_plugins.vllm_worker.RlxWorker"]
+EXTENSION = ["--worker-extension-cls", "rlx_plugins.vllm_worker.RlxWorker",
+             "--middleware", "rlx_plugins.vllm_serve.Forget"]
+FORGET = "/rlx_forget"
+"""Empties the prefix cache."""
+
+
+class Forget:
+    """Answers `FORGET` with whether the cache is empty now; vLLM 0.20's own call for it does not say."""
+
+    def __init__(self, app: Any) -> None:
+        """Stand before vLLM's server."""
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """One request, as ASGI has it."""
+        if scope.get("path") != FORGET:
+            await self._app(scope, receive, send)
+            return
+        from fastapi.responses import JSONResponse
+
+        forgotten = await scope["app"].state.engine_client.reset_prefix_cache()
+        await JSONResponse({"forgotten": forgotten is True})(scope, receive, send)
 
 
 def main() -> None:

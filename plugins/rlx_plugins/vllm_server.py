@@ -138,9 +138,8 @@ class VLLMServerRollout:
                 raise TrainingError(f"vllm_server: the weights could not be sent: {(failed or [error])[0]}") from error
         holding = sent.holding()
         for server, answer in zip(self._ready, answers, strict=True):
-            forgotten = server.post("/reset_prefix_cache", {}, timeout)
             proven = prove(f"vllm_server {server.url}", self._names, holding, Holding(**answer["held"]),
-                           set(answer["loaded"]), forgotten.get("success", True) is True)
+                           set(answer["loaded"]), server.forget(timeout))
         return proven
 
     @property

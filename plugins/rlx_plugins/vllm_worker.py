@@ -79,7 +79,6 @@ class Channel:
 class RlxWorker:
     """Mixed into vLLM's own worker (``--worker-extension-cls``); called over HTTP by the trainer."""
 
-    device: torch.device
     model_runner: Any
     vllm_config: Any
     reload_weights: Any
@@ -90,11 +89,11 @@ class RlxWorker:
         """Meet the trainer; what of this server it must know."""
         install(self.model_runner)
         self.rlx_channel, self.rlx_held = Channel(host, port, 1, backend, seconds), -1
-        config, model = self.vllm_config.model_config, self.model_runner.model
+        config, model, device = self.vllm_config.model_config, self.model_runner.model, self.model_runner.device
         return {"max_length": config.max_model_len, "logprobs_mode": str(getattr(config.logprobs_mode, "value",
                                                                                  config.logprobs_mode)),
-                "dtype": str(config.dtype).removeprefix("torch."), "device": str(self.device),
-                "refusal": refusal(model, config.hf_config.architectures[0], self.device.type == "cuda")}
+                "dtype": str(config.dtype).removeprefix("torch."), "device": str(device),
+                "refusal": refusal(model, config.hf_config.architectures[0], device.type == "cuda")}
 
     def rlx_version(self) -> dict[str, Any]:
         """The version of the weights it holds; -1 before the first update, as after a restart."""
@@ -110,7 +109,7 @@ class RlxWorker:
                 sums.add(name, weight)
                 yield name, weight
 
-        arriving = counted(self.rlx_channel.receive(self.device))
+        arriving = counted(self.rlx_channel.receive(self.model_runner.device))
         loaded = load(model, lambda weights: self.reload_weights(weights_iterator=weights), arriving)
         for _ in arriving:  # what the engine did not ask for, so that the sender comes to its end
             pass

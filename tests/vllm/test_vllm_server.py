@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -120,6 +121,24 @@ def test_weights_that_are_one_small_step_old_or_not_sent_are_caught(pair):
     assert pair.mismatch() < 1e-4
 
 
+def test_a_cache_of_prompts_that_stays_is_caught(pair):
+    """A server cannot empty it while it is at a request; vLLM 0.20 says nothing of that by itself."""
+    pair.sync()
+    server, asked = pair.backend._servers[0], [Request(LONG, Sampling(1.0, 1.0, 56), 8, seed) for seed in range(20)]
+    assert server.forget(5)
+    with ThreadPoolExecutor(1) as pool:
+        coming = pool.submit(pair.generate, *asked)
+        kept = False
+        while not (kept or coming.done()):
+            kept = not server.forget(5)
+        coming.result()
+    assert kept
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(server, "forget", lambda seconds: False)
+        with pytest.raises(TrainingError, match="the cache of old prompts could not be emptied"):
+            pair.sync()
+
+
 def test_seeds_decide_the_completions_and_many_are_asked_at_once(pair):
     pair.sync()
     asked = [Request((1, 2, 3), Sampling(1.0, 1.0, 10), 6, seed) for seed in (1, 2, 1)] * 20
@@ -135,7 +154,7 @@ def test_what_it_cannot_do_is_refused(pair):
     with pytest.raises(InputError, match="250 tokens and 10 more do not fit into the 256"):
         pair.generate(Request((1,) * 250, Sampling(max_tokens=10)))
     with pytest.raises(InputError, match=r"vllm_server http.* answers /v1/completions with 400: .*temperature"):
-        pair.generate(Request((1,), Sampling(temperature=30.0)))
+        pair.generate(Request((1,), Sampling(temperature=-1.0)))
     with pytest.raises(InputError, match="something listens at"):
         VLLMServerRollout(VLLMServerOptions(port=int(pair.backend._servers[0].url.rpartition(":")[2])), pair.context)
 

@@ -58,6 +58,29 @@ def test_ranks_that_do_not_start_servers_know_their_addresses(tmp_path):
     assert {one.process for one in found} == {None}
 
 
+@pytest.mark.parametrize(("status", "answer"), [(404, b'{"detail": "Not Found"}'), (200, b""), (200, b"<html>")])
+def test_a_server_of_another_kind_is_named_with_what_to_start(status, answer):
+    """One that vLLM's own command started, or some other program's."""
+    class Other(BaseHTTPRequestHandler):
+        def do_POST(self):
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+        def log_message(self, *args):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Other) as other:
+        threading.Thread(target=other.serve_forever, daemon=True).start()
+        server = Server(f"http://127.0.0.1:{other.server_port}")
+        for ask in (lambda: server.call("rlx_version", 5), lambda: server.forget(5)):
+            with pytest.raises(InputError, match=rf"answers .* with {status}.*python -m rlx_plugins.vllm_serve"):
+                ask()
+        server.close()
+        other.shutdown()
+
+
 class Busy(BaseHTTPRequestHandler):
     """A server that never comes to an end with a completion."""
 
