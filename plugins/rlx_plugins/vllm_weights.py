@@ -59,11 +59,12 @@ class Sums:
         self._count += weight.numel()
         self._packed |= weight.numel() == 0
         self._sums.append(weight.detach().sum(dtype=torch.float64))
-        self._norms.append(torch.linalg.vector_norm(weight.detach(), dtype=torch.float64))
+        # of each row: over a whole weight a CPU adds one number after the other, and rounds as often
+        self._norms.append(torch.linalg.vector_norm(weight.detach(), dim=-1, dtype=torch.float64).flatten())
 
     def holding(self) -> Holding:
         """All of it."""
-        sums = torch.stack([torch.stack(self._sums).sum(), torch.stack(self._norms).square().sum()])
+        sums = torch.stack([torch.stack(self._sums).sum(), torch.cat(self._norms).square().sum()])
         total, squares = sums.tolist()
         return Holding(self._names, self._count, total, squares, self._packed)
 
