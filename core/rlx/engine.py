@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from rlx.memory import BUCKET
 from rlx.models.lora import has_lora
 from rlx.parking import Parking, only_for_updates
 from rlx.spec import EngineSpec, OptimSpec
@@ -261,7 +262,7 @@ def learning_rate(optim: OptimSpec, update: int, total: int) -> float:
 def _config(optim: OptimSpec, dtype: torch.dtype, spec: EngineSpec, module: Any) -> dict[str, Any]:
     half, stage = dtype == torch.bfloat16, spec.zero_stage
     cpu = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
-    bucket = min(500_000_000, sum(p.numel() for p in module.parameters() if p.requires_grad))
+    bucket = min(BUCKET, sum(p.numel() for p in module.parameters() if p.requires_grad))
     zero = {
         "stage": stage,
         "reduce_bucket_size": bucket,

@@ -9,7 +9,10 @@ trained weight, what autograd keeps a token of an HF Llama or Qwen2 layer, and w
 | masters, moments | 12, split | 12, split | 12, split | 12, split |
 | accumulated gradients | 4 | in passes: 4 | in passes: 4, split | 4, split |
 | working gradients, in passes | 2 | | | |
-| a bucket of gradients (of at most 500 million) | | in passes: 4 | in passes: 2 or 4 | 2 or 4 |
+| a bucket of gradients (of at most 200 million) | | in passes: 4 | in passes: 2 or 4 | 2 or 4 |
+
+With `EngineSpec.offload` masters and moments are on the CPU. In bfloat16 stages 1 and 2 accumulate gradients on the GPU
+all the same, stage 1 in passes alone and with a bucket in float32; in float32 and at stage 3 that happens on the CPU.
 """
 
 from __future__ import annotations
@@ -25,8 +28,9 @@ from rlx.spec import EngineSpec
 
 GIB = 2**30
 LOGITS = 1 << 27
-"""Logits in a chunk on a GPU (`rlx.models.logprobs`); in float32, it and what is made of it are there five times."""
-BUCKET = 500_000_000
+"""Logits in a chunk on a GPU (`rlx.models.logprobs`). With what is made of each it takes 10 bytes at temperature 1, 16
+at others, and with an entropy bonus 20 in bfloat16 and 24 in float32."""
+BUCKET = 200_000_000
 """Gradients that are reduced at once, at most; `rlx.engine` makes the bucket smaller for smaller models."""
 LIVE = 1_000_000_000
 """Weights that stage 3 keeps gathered, at most: DeepSpeed's default."""
@@ -188,13 +192,14 @@ def estimate(roles: list[Role], engine: EngineSpec, half: bool, ranks: int, load
 def _gradients(role: Role, engine: EngineSpec, width: int, ranks: int) -> tuple[float, float, float]:
     """Bytes that are held always, in passes beside that, and when gradients are reduced or applied beside both."""
     n, bucket = role.trained, width * min(BUCKET, role.trained)
-    share = 0 if engine.offload else 4 * n / ranks
+    share = 0 if engine.offload and (width == 4 or engine.zero_stage == 3) else 4 * n / ranks
+    staged = width * min(role.shape.head, n) if engine.offload else 0  # the largest weight's, on its way to the CPU
     if engine.zero_stage == 1 and width == 2 and not engine.offload:
         return 4 * n, 2 * n, 2 * n / ranks
     if engine.zero_stage == 1:
-        return 0, 4 * n + bucket, 4 * n / ranks
+        return staged, (8 - width) * n + bucket / width * 4, 4 * n / ranks
     if engine.zero_stage == 2:
-        return 0, share + bucket, bucket + 4 * role.shape.head
+        return staged, share + bucket, bucket + 4 * role.shape.head
     return share + bucket, 0, bucket + bucket / width * 4
 
 

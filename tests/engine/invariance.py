@@ -25,7 +25,8 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 import rlx
 from rlx import build as building
-from rlx.engine import Engine
+from rlx import engine
+from rlx.engine import BUCKET, Engine
 from rlx.inputs import read_inputs
 from rlx.logs import library_log
 from rlx.plan import Plan, resolve
@@ -41,6 +42,7 @@ STEPS = 2
 LENGTHS = [(5, 40), (5, 1), (5, 17), (9, 3), (9, 26), (2, 8), (2, 33), (2, 12)]
 GROUPS = [0, 0, 0, 1, 1, 2, 2, 2]
 REWARDS = [1.0, -0.5, 0.25, 0.0, 1.5, -1.0, 0.75, float("nan")]  # the last one was not judged
+# A bucket of gradients smaller than the embedding, and than a layer, as that of a large model is.
 SETTINGS: dict[str, dict[str, Any]] = {
     "zero1-whole": {"micro_batch": 8},
     "zero1-rows1": {"micro_batch": 1},
@@ -50,11 +52,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "zero3-packed": {"micro_tokens": 64, "packing": True, "engine": {"zero_stage": 3}},
     "zero1-offload-rows3": {"micro_batch": 3, "engine": {"offload": "optimizer"}},
     "zero2-rows1": {"micro_batch": 1, "engine": {"zero_stage": 2}},
-    "zero2-offload-tokens": {"micro_tokens": 64, "engine": {"zero_stage": 2, "offload": "optimizer"}},
+    "zero2-offload-tokens": {"micro_tokens": 64, "bucket": 5000, "engine": {"zero_stage": 2, "offload": "optimizer"}},
     "zero3-rows1": {"micro_batch": 1, "engine": {"zero_stage": 3}},
     "zero3-rows8": {"micro_batch": 8, "engine": {"zero_stage": 3}},
     "zero3-recompute-tokens": {"micro_tokens": 64, "engine": {"zero_stage": 3, "activation_checkpointing": True}},
-    "zero3-offload-rows3": {"micro_batch": 3, "engine": {"zero_stage": 3, "offload": "all"}},
+    "zero3-offload-rows3": {"micro_batch": 3, "bucket": 5000, "engine": {"zero_stage": 3, "offload": "all"}},
     "lora-zero1-whole": {"micro_batch": 8, "lora": {"rank": 4}},
     "lora-zero1-rows1": {"micro_batch": 1, "lora": {"rank": 4}},
     "lora-zero2-offload-rows3": {"micro_batch": 3, "lora": {"rank": 4},
@@ -220,6 +222,7 @@ def main(folder: Path, dtype: str = "float32", wanted: str = "") -> None:
         case, _, setting = name.partition("/")
         begin = time.monotonic()
         with library_log(None), contextlib.redirect_stdout(None):
+            engine.BUCKET = SETTINGS[setting].get("bucket", BUCKET)
             plan = plan_of(registry, *known[case], {**SETTINGS[setting], "dtype": dtype}, folder)
             change, metrics = moved(plan, ranks)
         if ranks.first:

@@ -13,7 +13,7 @@ import torch
 from rlx.engine import Engine, learning_rate
 from rlx.logs import library_log
 from rlx.ranks import _import_muon, start_distributed
-from rlx.spec import OptimSpec
+from rlx.spec import EngineSpec, OptimSpec
 from rlx_sdk import CheckpointError
 
 
@@ -33,10 +33,11 @@ class Net(torch.nn.Module):
         return out
 
 
-def make_engine(optim: OptimSpec, total: int = 10) -> Engine:
+def make_engine(optim: OptimSpec, total: int = 10, dtype: torch.dtype = torch.float32,
+                spec: EngineSpec | None = None) -> Engine:
     with library_log(None):
         start_distributed()
-        return Engine(Net(), optim, total, torch.float32)
+        return Engine(Net(), optim, total, dtype, spec)
 
 
 def data(step: int, rows: int = 7) -> tuple[torch.Tensor, torch.Tensor]:
@@ -44,9 +45,9 @@ def data(step: int, rows: int = 7) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(rows, 5, generator=generator), torch.randn(rows, generator=generator)
 
 
-def run(engine: Engine, steps: range, sizes: list[int]) -> None:
+def run(engine: Engine, steps: range, sizes: list[int], dtype: torch.dtype = torch.float32) -> None:
     for step in steps:
-        x, y = data(step)
+        x, y = (part.to(dtype) for part in data(step))
         for part in torch.arange(7).split(sizes):
             engine.backward(((engine(x[part]) - y[part]) ** 2).sum() / 7)
         engine.step(step)
@@ -81,6 +82,21 @@ def test_the_split_into_micro_batches_changes_nothing(sizes):
     run(split, range(4), sizes)
     for a, b in zip(whole.module.parameters(), split.module.parameters(), strict=True):
         assert torch.allclose(a, b, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("stage", "offload"), [(1, None), (1, "optimizer"), (2, None), (2, "optimizer")])
+def test_a_bucket_smaller_than_a_weight_changes_nothing(monkeypatch, stage, offload, dtype):
+    """As is the embedding of a large model."""
+    weights = []
+    for bucket in (1000, 10):
+        monkeypatch.setattr("rlx.engine.BUCKET", bucket)
+        engine = make_engine(OPTIM, 10, dtype, EngineSpec(zero_stage=stage, offload=offload))
+        run(engine, range(3), [3, 4], dtype)
+        weights.append({name: weight.detach().clone() for name, weight in engine.module.named_parameters()})
+    assert weights[0].keys() == weights[1].keys()
+    for name, weight in weights[0].items():
+        assert torch.equal(weight, weights[1][name]), name
 
 
 def test_gradient_norm_is_that_before_clipping():

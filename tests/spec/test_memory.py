@@ -77,6 +77,28 @@ def test_the_estimate_is_what_is_alive_in_a_small_run(tmp_path, monkeypatch, nam
     assert 0.93 < found["ratio"] < 1.15, found
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("stage", [1, 2])
+def test_gradients_stay_on_the_gpu_when_the_optimizer_is_on_the_cpu(tmp_path, monkeypatch, stage):
+    """In bfloat16. What DeepSpeed then has in the CPU's memory is not counted: masters, moments, gradients in float32,
+    working weights, and the gradient of the largest weight in float32.
+    """
+    monkeypatch.syspath_prepend(Path(__file__).parents[2])
+    from benchmarks.memory import compare, spec_of
+
+    monkeypatch.setattr("rlx.models.logprobs.CHUNK_ELEMENTS", {"cpu": 1 << 16})
+    monkeypatch.setattr("rlx.memory.LOGITS", 1 << 16)
+    spec = spec_of("sft", tiny_model(tmp_path / "model"), tmp_path, 16, 6, 0, 2)
+    spec |= {"train": {**spec["train"], **SHORT},
+             "engine": {"zero_stage": stage, "dtype": "bfloat16", "offload": "optimizer"}}
+    shape = shape_of(tmp_path / "model")
+    assert shape is not None
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        found = compare(spec, 2)
+    on_cpu = (18 * shape.weights + 4 * shape.head) / GIB
+    assert 0.95 < found["estimate_gib"] / (found["peak_gib"] - on_cpu) < 1.35, found
+
+
 OF_A_RANK = """
 import json, sys
 from torch.nn.attention import SDPBackend, sdpa_kernel
