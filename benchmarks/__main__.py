@@ -163,6 +163,8 @@ def parity(model: Annotated[str, typer.Option(help="HF folder; of the 0.5B shape
     typer.echo(json.dumps(found, indent=1))
     if out is not None:
         out.write_text(json.dumps({"versions": _versions(), **found}, indent=1), encoding="utf-8")
+    if any(found["exit_codes"]):
+        raise typer.Exit(1)
 
 
 Peer = Annotated[str, typer.Option(help="What to compare with: trl (pip install --no-deps trl==1.16.*).")]

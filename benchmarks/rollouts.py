@@ -140,7 +140,8 @@ def parity(model: str, backends: list[str], seeds: int, settings: list[str], opt
         for name, seed in waiting:
             while sum(one.poll() is None for one in running) >= at_once:
                 time.sleep(0.5)
-            own = [f"run.seed={seed}", f"run.dir={folder}", f"rollout.options={json.dumps(options.get(name, {}))}"]
+            own = [f"run.seed={seed}", f"run.dir={folder}", "run.save_every=null",  # checkpoints would fill the disk
+                   f"rollout.options={json.dumps(options.get(name, {}))}"]
             command = ["--algo", "ppo", "--rollout", name, "--model", model, "--data", str(data), "--name",
                        f"{name}-{seed}", "--json", *(part for s in (*own, *settings) for part in ("--set", s))]
             running.append(subprocess.Popen([sys.executable, "-m", "rlx", "train", *command],
