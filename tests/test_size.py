@@ -37,7 +37,7 @@ LOOKS = {"sample.py", "view.py"}
 PARTS = {name: part for part, names in (
     ("commands", COMMANDS), ("rewards", REWARDS), ("preflight", PREFLIGHT), ("looks", LOOKS)) for name in names}
 BOUNDS = {"preflight": 463, "looks": 620, "rewards": 380, "data": 1060, "ops": 220, "models": 328,
-          "commands": 450, "engine": 2735}
+          "commands": 450, "engine": 2737}
 
 
 def test_core_stays_readable():
