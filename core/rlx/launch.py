@@ -92,11 +92,10 @@ def launch(processes: int, plan: Any) -> int:
         signal.signal(number, _pass_on)
     with tempfile.TemporaryDirectory(prefix="rlx-") as folder:
         logs = DefaultLogsSpecs(folder, redirects={rank: Std.ALL for rank in range(1, processes)})
-        newer: dict[str, Any] = {"signals_to_handle": "SIGHUP,SIGQUIT",  # at the other two torch would end the ranks
-                                 "shutdown_timeout": 10}  # torch 2.11 has no such argument
+        newer: dict[str, Any] = {"shutdown_timeout": 10} if hasattr(LaunchConfig, "shutdown_timeout") else {}
         config = LaunchConfig(1, 1, processes, logs, "rlx", rdzv_backend="c10d", rdzv_endpoint="localhost:0",
-                              max_restarts=0, monitor_interval=0.1, local_addr="localhost",
-                              **{name: value for name, value in newer.items() if hasattr(LaunchConfig, name)})
+                              # At SIGTERM and SIGINT torch would end the ranks; 2.11 cannot be told how long to wait.
+                              max_restarts=0, local_addr="localhost", signals_to_handle="SIGHUP,SIGQUIT", **newer)
         try:
             # As in this process, files of the working folder are not modules unless they were before.
             safe = () if sys.path[0] in ("", os.getcwd()) else ("-P",)

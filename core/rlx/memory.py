@@ -193,13 +193,12 @@ def _gradients(role: Role, engine: EngineSpec, width: int, ranks: int) -> tuple[
     """Bytes that are held always, in passes beside that, and when gradients are reduced or applied beside both."""
     n, bucket = role.trained, width * min(BUCKET, role.trained)
     share = 0 if engine.offload and (width == 4 or engine.zero_stage == 3) else 4 * n / ranks
-    staged = width * min(role.shape.head, n) if engine.offload else 0  # the largest weight's, on its way to the CPU
     if engine.zero_stage == 1 and width == 2 and not engine.offload:
         return 4 * n, 2 * n, 2 * n / ranks
     if engine.zero_stage == 1:
-        return staged, (8 - width) * n + bucket / width * 4, 4 * n / ranks
+        return 0, (8 - width) * n + bucket / width * 4, 4 * n / ranks
     if engine.zero_stage == 2:
-        return staged, share + bucket, bucket + 4 * role.shape.head
+        return 0, share + bucket, bucket + 4 * role.shape.head
     return share + bucket, 0, bucket + bucket / width * 4
 
 

@@ -56,13 +56,13 @@ class Server:
                                      extensions={"trace": self._connected})
         except httpx.HTTPError as error:
             raise Unreachable(f"{type(error).__name__}: {error}".rstrip(": ")) from error
+        with contextlib.suppress(ValueError):  # no JSON
+            if answer.is_success:
+                return answer.json()
         said = f"vllm_server {self.url} answers {path} with {answer.status_code}: {answer.text[:500]}"
-        if answer.is_error and answer.status_code != httpx.codes.NOT_FOUND:
-            raise (InputError if answer.is_client_error else TrainingError)(said)
-        try:
-            return answer.raise_for_status().json()
-        except (httpx.HTTPStatusError, ValueError):  # it does not know the path, or answers it in no JSON
-            raise InputError(f"{said}. Start it by python -m rlx_plugins.vllm_serve, of the same rlx") from None
+        if answer.is_success or answer.status_code == httpx.codes.NOT_FOUND:
+            raise InputError(f"{said}. Start it by python -m rlx_plugins.vllm_serve, of the same rlx")
+        raise (InputError if answer.is_client_error else TrainingError)(said)
 
     def call(self, method: str, within: float, **arguments: Any) -> dict[str, Any]:
         """Call a function of `rlx_plugins.vllm_worker.RlxWorker`."""

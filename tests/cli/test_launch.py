@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import signal
 import subprocess
 import sys
 
 import psutil
 import pytest
+from torch.distributed.launcher import api
 
-from rlx.launch import _REPORT, STARTED, Place, _pass_on, place_of, report
+from rlx.launch import _REPORT, STARTED, Place, _pass_on, launch, place_of, report
 
 SLURM = {"SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_STEP_NUM_TASKS": "8", "SLURM_STEP_NUM_NODES": "2",
          "SLURM_STEP_NODELIST": "gpu[07-09,12]", "SLURM_JOB_ID": "123456"}
@@ -34,6 +36,27 @@ def test_a_place_is_read_off_the_environment(environ, place):
 def test_deepspeed_finds_the_same_place():
     place = Place(5, 8, 1, 4, "gpu07", 1234)
     assert place_of(place.environment()) == place
+
+
+@pytest.mark.parametrize("knows", [True, False])
+def test_ranks_start_with_a_torch_that_cannot_be_told_how_long_to_wait(monkeypatch, knows):
+    """As 2.11, which vLLM 0.20 brings."""
+    named = {*inspect.signature(api.LaunchConfig).parameters}
+    given = {}
+
+    def config(*args, **settings):
+        assert settings.keys() <= named - ({"shutdown_timeout"} if not knows else set())
+        given.update(settings)
+
+    if knows:
+        config.shutdown_timeout = 30
+    monkeypatch.setattr(api, "LaunchConfig", config)
+    monkeypatch.setattr(api, "elastic_launch", lambda config, entry: lambda *args: None)
+    monkeypatch.setattr(signal, "signal", lambda number, act: None)
+    monkeypatch.setenv(STARTED, "1")
+    assert launch(2, None) == 0
+    assert given["signals_to_handle"] == "SIGHUP,SIGQUIT"
+    assert given.get("shutdown_timeout") == (10 if knows else None)
 
 
 def test_a_signal_is_passed_on_to_the_ranks_that_are_still_there(monkeypatch):

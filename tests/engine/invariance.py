@@ -42,7 +42,7 @@ STEPS = 2
 LENGTHS = [(5, 40), (5, 1), (5, 17), (9, 3), (9, 26), (2, 8), (2, 33), (2, 12)]
 GROUPS = [0, 0, 0, 1, 1, 2, 2, 2]
 REWARDS = [1.0, -0.5, 0.25, 0.0, 1.5, -1.0, 0.75, float("nan")]  # the last one was not judged
-# A bucket of gradients smaller than the embedding, and than a layer, as that of a large model is.
+# ``bucket``: gradients reduced at once, fewer than those of the embedding, as with a large model.
 SETTINGS: dict[str, dict[str, Any]] = {
     "zero1-whole": {"micro_batch": 8},
     "zero1-rows1": {"micro_batch": 1},
