@@ -8,6 +8,7 @@ the default, or to a private network.
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import runpy
 import signal
@@ -38,10 +39,9 @@ class Forget:
         if scope.get("path") != FORGET:
             await self._app(scope, receive, send)
             return
-        from fastapi.responses import JSONResponse
-
         forgotten = await scope["app"].state.engine_client.reset_prefix_cache()
-        await JSONResponse({"forgotten": forgotten is True})(scope, receive, send)
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/json")]})
+        await send({"type": "http.response.body", "body": json.dumps({"forgotten": forgotten is True}).encode()})
 
 
 def main() -> None:
