@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -135,18 +137,20 @@ def parity(model: str, backends: list[str], seeds: int, settings: list[str], opt
         data.write_text("".join(json.dumps({"instruction": f"Tell me about the {WORDS[i % len(WORDS)]} and the "
                                                            f"{WORDS[i // len(WORDS) % len(WORDS)]}."}) + "\n"
                                 for i in range(len(WORDS) ** 2)), encoding="utf-8")
-        waiting = [(name, seed) for name in backends for seed in range(seeds)]
-        running: list[subprocess.Popen[bytes]] = []
-        for name, seed in waiting:
-            while sum(one.poll() is None for one in running) >= at_once:
-                time.sleep(0.5)
-            own = [f"run.seed={seed}", f"run.dir={folder}", "run.save_every=null",  # checkpoints would fill the disk
+
+        def train(name: str, seed: int) -> int:
+            own = [f"run.seed={seed}", f"run.dir={folder}", "run.save_every=null",
                    f"rollout.options={json.dumps(options.get(name, {}))}"]
             command = ["--algo", "ppo", "--rollout", name, "--model", model, "--data", str(data), "--name",
                        f"{name}-{seed}", "--json", *(part for s in (*own, *settings) for part in ("--set", s))]
-            running.append(subprocess.Popen([sys.executable, "-m", "rlx", "train", *command],
-                                            stdout=subprocess.DEVNULL))
-        codes = [one.wait() for one in running]
+            done = subprocess.run([sys.executable, "-m", "rlx", "train", *command], check=False,
+                                  stdout=subprocess.DEVNULL)
+            shutil.rmtree(Path(folder) / f"{name}-{seed}" / "checkpoints", ignore_errors=True)  # all would fill a disk
+            return done.returncode
+
+        with ThreadPoolExecutor(at_once) as pool:
+            begun = [pool.submit(train, name, seed) for name in backends for seed in range(seeds)]
+        codes = [one.result() for one in begun]
         found: dict[str, Any] = {"exit_codes": codes, "settings": settings}
         for name in backends:
             runs = [[json.loads(line) for line in (Path(folder) / f"{name}-{seed}" / "metrics.jsonl").read_text()
