@@ -83,7 +83,8 @@ def completions(lengths: Sequence[int], model: str, shape: str, folder: Path, ra
     length, forward and backward, and of decoding steps in the middle of it; by its operations, at the mean over a row.
     """
     _, prompts, group = BATCHES[shape]
-    job = Job("grpo", shape, prompts, 64, group, 1)
+    side_by_side = {"rollout.options.batch_tokens": prompts * group * 2 * max(lengths)}  # else long ones take turns
+    job = Job("grpo", shape, prompts, 64, group, 1, settings=side_by_side)
     write_rows(folder / "rows.jsonl", job)
     for i, length in enumerate((min(lengths), *lengths)):  # once for nothing
         plan = resolve(Registry.discover(), spec_of(replace(job, tokens=length), model, folder))

@@ -12,8 +12,9 @@ from torch import Tensor
 from rlx.batching import row_lengths
 from rlx.engine import Engine
 from rlx.metrics import Accumulator
+from rlx.plan import Plan
 from rlx.ranks import Ranks
-from rlx.spec import Spec, TrainSpec
+from rlx.spec import TrainSpec
 from rlx_sdk import Batch, TrainingError
 
 SHOWN = 3
@@ -79,38 +80,41 @@ def out_of_memory(error: BaseException) -> bool:
         isinstance(error, RuntimeError) and "can't allocate memory" in str(error))
 
 
-def explain_out_of_memory(error: BaseException, phase: str, spec: Spec) -> TrainingError:
+def explain_out_of_memory(error: BaseException, phase: str, plan: Plan) -> TrainingError:
     """The phase, and the settings to change, the cheapest first."""
     said = str(error).strip().partition("\n")[0]
     return TrainingError(f"out of memory in {phase} ({said:.200}). Change, in this order: "
-                         f"{'; '.join(ways_to_save(spec, phase))}.")
+                         f"{'; '.join(ways_to_save(plan, phase))}.")
 
 
-def ways_to_save(spec: Spec, phase: str = "update") -> list[str]:
-    """Settings that need less memory in a phase, the cheapest first; without those that are used already."""
-    engine, lengths = spec.engine, "data.max_length" if not spec.rewards else "rollout.max_completion"
-    if phase in ("rollout", "sync"):
-        away = engine.offload is None and not engine.offload_while_sampling
-        return ["rollout.options (the backend's own memory or batch)",
-                *(["engine.offload_while_sampling = true"] if away else []), f"a smaller {lengths}", "train.batch_size"]
-    passes = [f"train.micro_tokens, now {spec.train.pass_tokens} (or train.micro_batch = 1)"]
-    if phase == "prepare":
-        return [*passes, f"a smaller {lengths}"]
-    return [*passes,
-            *(["engine.activation_checkpointing = true"] if not engine.activation_checkpointing else []),
-            *(["engine.zero_stage = 2 or 3, on more GPUs"] if engine.zero_stage < 3 else []),
-            *(["engine.offload = optimizer"] if engine.offload is None else []),
-            *(["model.lora.rank = 16"] if spec.model.lora is None else []), f"a smaller {lengths}"]
+def ways_to_save(plan: Plan, phase: str = "update") -> list[str]:
+    """Settings that need less memory in a phase, the cheapest first; without those that are used or refused.
+
+    Where what is held between passes does not fit, the phase is ``held``.
+    """
+    spec, engine, several = plan.spec, plan.spec.engine, len(plan.needs.trains) > 1
+    length = "rollout.max_completion" if spec.rewards else "data.max_length"
+    stays = engine.offload or engine.offload_while_sampling or spec.rollout.ahead or plan.needs.data != "rollouts"
+    instead = " in place of engine.offload_while_sampling" if engine.offload_while_sampling else ""
+    ways = [  # whether there is such a setting to change, and phases that it helps
+        ("rollout.options (the backend's own memory or batch)", True, "sampling"),
+        (f"train.micro_tokens, now {spec.train.pass_tokens} (or train.micro_batch = 1)", True, "prepare update"),
+        ("engine.activation_checkpointing = true", not engine.activation_checkpointing, "update"),
+        ("engine.offload_while_sampling = true", not stays, "sampling update held" if several else "sampling"),
+        ("engine.zero_stage = 2 or 3, on more GPUs", engine.zero_stage < 3, "update held"),
+        (f"engine.offload = optimizer{instead}", engine.offload is None, "update held"),
+        ("model.lora.rank = 16", spec.model.lora is None, "update held"),
+        (f"a smaller {length}", True, "sampling prepare update"),
+        ("train.batch_size", True, "sampling"), ("a smaller model", True, "held")]
+    kind = {"rollout": "sampling", "sync": "sampling", "prepare": phase, "held": phase}.get(phase, "update")
+    return [way for way, open_, helped in ways if open_ and kind in helped.split()]
 
 
 def describe_rows(rows: Sequence[Batch], decode: Any) -> list[dict[str, Any]]:
     """Text and tokens of each row's first sequence."""
-    found = []
-    for batch in rows:
-        seqs = next(iter(batch.sequences.values()))
-        for tokens, length in zip(seqs.tokens.tolist(), seqs.length.tolist(), strict=True):
-            found.append({"tokens": length, "text": decode(tokens[:length], specials=True)})
-    return found
+    return [{"tokens": length, "text": decode(tokens[:length], specials=True)}
+            for seqs in (next(iter(batch.sequences.values())) for batch in rows)
+            for tokens, length in zip(seqs.tokens.tolist(), seqs.length.tolist(), strict=True)]
 
 
 def skipped_text(step: int, role: str, rows: Sequence[dict[str, Any]]) -> str:

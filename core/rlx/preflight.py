@@ -111,10 +111,9 @@ def memory_text(found: Estimate, plan: Plan, ranks: int) -> tuple[str, bool]:
     text = f"about {found.peak / GIB:.1f} GiB at the most, in {found.phase}, of {there / GIB:.1f} on {where} ({parts})"
     if found.peak <= there:
         return text, False
-    ways = ways_to_save(plan.spec, "rollout" if found.phase == "rollouts" else "update")
-    fixed = found.peak - found.parts["activations"]
-    first = ways[1] if found.phase != "rollouts" and fixed > there and len(ways) > 2 else ways[0]
-    return f"{text}: too much. Change first: {first}", True
+    held = "held" if found.peak - found.parts["activations"] > there else "update"
+    ways = ways_to_save(plan, "rollout" if found.phase == "rollouts" else held)
+    return f"{text}: too much. Change first: {ways[0]}", True
 
 
 def memory(plan: Plan, inputs: Inputs, ranks: int) -> tuple[str, bool]:

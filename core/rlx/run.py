@@ -138,7 +138,7 @@ def _explaining_memory(recorder: _Recorder, plan: Plan) -> Iterator[None]:
     except (RuntimeError, MemoryError) as error:
         if not out_of_memory(error):
             raise
-        raise explain_out_of_memory(error, recorder.at, plan.spec) from error
+        raise explain_out_of_memory(error, recorder.at, plan) from error
 
 
 def _stopped(trainer: Any, recorder: _Recorder, folder: Any) -> RunStopped:

@@ -119,13 +119,14 @@ class VLLMServerRollout:
     def _send(self, weights: Iterator[tuple[str, Tensor]], version: int) -> Fingerprint:
         sent, timeout = Sums(), self._options.timeout
         started = [server.connected(self._backend, self._context.dtype, timeout) for server in self._ready]
-        dtype, device = getattr(torch, self._context.dtype), self._context.device
+        dtype = getattr(torch, self._context.dtype)
         with ThreadPoolExecutor(len(self._ready)) as pool:
             updates = [pool.submit(server.call, "rlx_update", timeout, version=version) for server in self._ready]
             try:
                 for name, weight in weights:
-                    mine = weight.detach().to(device if self._backend == "nccl" else "cpu", dtype)
-                    sent.add(name, mine)
+                    mine = weight.detach().to(self._context.device, dtype)
+                    sent.add(name, mine)  # on a GPU, which is some ten times as fast at it as a CPU
+                    mine = mine if self._backend == "nccl" else mine.cpu()
                     for channel, update in zip(started, updates, strict=True):
                         if update.done():  # before the end: it failed
                             update.result()

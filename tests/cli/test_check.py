@@ -79,6 +79,7 @@ def test_a_few_rows_that_are_far_longer_than_the_rest_get_a_suggested_limit(rlx,
 
 def test_fewer_gpus_than_are_asked_for_are_refused(rlx, monkeypatch):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)  # some versions count, to know
     monkeypatch.setattr("torch.cuda.get_device_name", lambda number: "one")
     result = rlx("check", "--algo", "sft", "--gpus", "2")
     assert result.code == 2
@@ -204,6 +205,7 @@ def test_a_reward_that_may_fail_and_fails_on_the_made_up_completion_is_said(rlx,
 
 def test_too_few_gpus_and_all_else_are_said_by_train_too(rlx, monkeypatch):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)  # some versions count, to know
     Path("bad.jsonl").write_text("no json\n")
     result = rlx("train", "--algo", "sft", "--gpus", "2", "--data", "bad.jsonl")
     assert result.code == 2

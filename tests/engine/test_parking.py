@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ import torch
 from torch import Tensor
 
 from rlx.engine import Engine
-from rlx.faults import ways_to_save
 from rlx.logs import library_log
 from rlx.parking import Parking, only_for_updates
 from rlx.ranks import start_distributed
@@ -188,10 +186,3 @@ def test_what_finds_no_memory_waits_on(monkeypatch):
 def test_it_is_refused_where_it_can_do_nothing(train, algo, engine, why):  # noqa: F811
     with pytest.raises(SpecError, match=rf"engine\.offload_while_sampling can have no effect: {why}"):
         train(algo, engine={"offload_while_sampling": True, **engine}, train={"steps": 1})
-
-
-@pytest.mark.parametrize(("engine", "named"), [
-    (EngineSpec(), True), (EngineSpec(offload_while_sampling=True), False), (EngineSpec(offload="optimizer"), False)])
-def test_too_little_memory_to_sample_names_it(engine, named):
-    spec = SimpleNamespace(engine=engine, rewards=["any"])
-    assert ("engine.offload_while_sampling = true" in ways_to_save(spec, "rollout")) == named

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
+from copy import deepcopy
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import yaml
 from safetensors import safe_open
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
 import rlx
+from rlx.faults import ways_to_save
 from rlx.inputs import read_inputs
-from rlx.memory import GIB, Load, Role, Shape, checkpoint_bytes, estimate, lora_weights, shape_of
+from rlx.layers import assign
+from rlx.memory import GIB, Estimate, Load, Role, Shape, checkpoint_bytes, estimate, lora_weights, shape_of
 from rlx.plan import resolve
-from rlx.preflight import _load, estimate_memory, with_passes
+from rlx.preflight import _load, estimate_memory, memory_text, with_passes
 from rlx.registry import Registry
 from rlx.spec import EngineSpec
 
@@ -284,3 +289,40 @@ def test_passes_are_the_largest_that_leave_half_of_a_gpu_free(tmp_path, monkeypa
         assert with_passes(plan(micro_tokens=7), inputs, 1).spec.train.micro_tokens == 7
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert with_passes(plan(), inputs, 1).spec.train.micro_tokens is None
+
+
+PARK = "engine.offload_while_sampling = true"
+
+
+@pytest.mark.parametrize(("algo", "given", "rollouts", "held"), [
+    ("ppo", {}, True, True), ("grpo", {}, True, False), ("sft", {}, False, False),
+    ("ppo", {"engine__offload_while_sampling": True}, False, False),
+    ("ppo", {"engine__offload": "optimizer"}, False, False),
+    ("ppo", {"rollout__name": "vllm_server", "rollout__ahead": True}, False, False)])
+def test_too_little_memory_names_settings_that_help_there_and_are_not_refused(settings, plan, algo, given, rollouts,
+                                                                             held):
+    """What several roles hold for their updates is on the device one at a time; while sampling, nothing of it is."""
+    tree = settings(algo, **given, **({} if algo == "sft" else {"rewards": [{"name": "polite_length"}]}))
+    found = plan(tree)
+    named = {phase: ways_to_save(found, phase) for phase in ("rollout", "sync", "prepare", "update/policy", "held")}
+    assert [PARK in ways for ways in named.values()] == [rollouts, rollouts, False, held, held]
+    for way in {way for ways in named.values() for way in ways if " = " in way and not way.startswith("train.")}:
+        name, value, instead = re.fullmatch(r"(\S+) = (\S+)(?: or 3, on more GPUs| in place of (\S+))?", way).groups()
+        changed = deepcopy(tree)
+        assign(changed, name, yaml.safe_load(value))
+        if instead:
+            del changed["engine"][instead.removeprefix("engine.")]
+        plan(changed)
+
+
+@pytest.mark.parametrize(("held", "passes", "phase", "first"), [
+    (2, 1, "the update of the policy", PARK), (0.5, 1, "the update of the policy", "train.micro_tokens, now 2048"),
+    (0.5, 1, "rollouts", "rollout.options"), (0.5, 0.1, "rollouts", None)])
+def test_what_is_held_between_passes_is_not_made_smaller_by_smaller_passes(settings, plan, monkeypatch, held,
+                                                                           passes, phase, first):
+    there = 8 * GIB
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(total=there))
+    found = Estimate({"weights": held * there, "activations": passes * there}, (held + passes) * there, phase)
+    text, too_much = memory_text(found, plan(settings("ppo")), 1)
+    assert too_much == (first is not None)
+    assert (first is None) or f"too much. Change first: {first}" in text
