@@ -40,7 +40,7 @@ def check_plan(plan: Plan, progress: Progress = unseen, ranks: int = 1) -> dict[
         "batch": _batch(plan, inputs, ranks),
         "lengths": _lengths(plan, inputs.train),
         "tokens": _round_trip(inputs),
-        "machine": _machine(),
+        "machine": _machine(ranks),
         "memory": start.memory[0],
     }
     if plan.rewards:
@@ -109,7 +109,8 @@ def _begins_the_whole(tokenizer: Tokenizer, example: Example) -> bool:
         return False
 
 
-def _machine() -> str:
+def _machine(ranks: int) -> str:
     gpus = torch.cuda.device_count()
-    cores = f"{len(os.sched_getaffinity(0))} CPU cores"
+    few = f"; {ranks} ranks need as many GPUs, of one machine or of several" * (0 < gpus < ranks)
+    cores = f"{len(os.sched_getaffinity(0))} CPU cores{few}"
     return f"{count(gpus, 'GPU')} ({torch.cuda.get_device_name(0)}), {cores}" if gpus else f"no GPU, {cores}"

@@ -80,11 +80,14 @@ def launch(processes: int, plan: Any) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    gpus = torch.cuda.device_count()
-    if 0 < gpus < processes:
+    if 0 < (gpus := torch.cuda.device_count()) < processes:
         from rlx.check import check_plan
+        from rlx.problems import Problems
+        from rlx_sdk import SpecError
 
-        check_plan(plan, ranks=processes)  # it says so, with all else that is wrong
+        found = Problems(SpecError([f"--gpus {processes}: this machine has {gpus}"]))
+        found.of(lambda: check_plan(plan, ranks=processes))
+        found.end()
     for name in ("torch.distributed.elastic", "torch.distributed.launcher"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     os.environ[STARTED] = "1"

@@ -153,11 +153,8 @@ def folder_problem(plan: Plan) -> str | None:
     return f"the run folder cannot be made in '{place}', which is {why}: set run.dir to a folder that can be written"
 
 
-def problems(plan: Plan, inputs: Inputs | None, folder: RunFolder | None, ranks: int) -> Iterator[str]:
-    """All that will fail later for want of a GPU, a folder, space or credentials; or for what is in the data."""
-    gpus = torch.cuda.device_count()
-    if 0 < gpus < ranks:
-        yield f"--gpus {ranks}: this machine has {gpus}"
+def problems(plan: Plan, inputs: Inputs | None, folder: RunFolder | None) -> Iterator[str]:
+    """All that will fail later for want of a folder, space or credentials; or for what is in the data."""
     if unwritable := folder_problem(plan):
         yield unwritable
     elif no_space := disk_space(plan, folder)[0]:

@@ -30,9 +30,9 @@ class InputErrors(InputError):
 class Problems:
     """Errors of several looks: each is taken, whatever those before it have found."""
 
-    def __init__(self) -> None:
-        """None yet."""
-        self.errors: list[RlxError] = []
+    def __init__(self, *errors: RlxError) -> None:
+        """Begin with some."""
+        self.errors = [*errors]
 
     def of(self, look: Callable[[], T]) -> T | None:
         """What it gives; None where it raises one of our errors, which is kept."""
@@ -50,12 +50,11 @@ class Problems:
 
     def end(self) -> None:
         """Raise what was found: one error as it is, several as one."""
-        if len(self.errors) == 1:
-            raise self.errors[0]
-        if self.errors and all(isinstance(error, SpecError) for error in self.errors):
-            raise SpecError(self.sentences)
+        if len(self.errors) > 1:
+            settings_alone = all(isinstance(error, SpecError) for error in self.errors)
+            raise SpecError(self.sentences) if settings_alone else InputErrors(self.errors, self.sentences)
         if self.errors:
-            raise InputErrors(self.errors, self.sentences)
+            raise self.errors[0]
 
 
 def sentences(error: ValidationError, model: type[BaseModel], value: Any, prefix: str) -> list[str]:

@@ -75,7 +75,7 @@ def examine(plan: Plan, ranks: Ranks, world: int, say: Callable[[str], None], pr
         ranks.agree({f"the checkpoint '{checkpoint}' is there": checkpoint.exists()}, SHARE)
     now: Mapping[str, Any] = ranks.first_does(lambda: identity(plan, inputs) if inputs is not None else {})
     if ranks.first:
-        for problem in preflight.problems(plan, inputs, folder, world):
+        for problem in preflight.problems(plan, inputs, folder):
             found.errors.append(SpecError([problem]))
         if checkpoint and inputs is not None:
             found.of(lambda: same_identity(saved, now, plan, inputs, checkpoint, say))

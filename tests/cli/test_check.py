@@ -11,8 +11,12 @@ from pathlib import Path
 import pytest
 
 import rlx.build as rlx_build
+from rlx.data.cache import unseen
+from rlx.plan import resolve
 from rlx.problems import Problems
-from rlx.start import _refuse
+from rlx.ranks import Ranks
+from rlx.registry import Registry
+from rlx.start import _refuse, examine
 from rlx_sdk import DataError, InputError
 
 CASES = Path(__file__).parents[1] / "cases"
@@ -77,14 +81,37 @@ def test_a_few_rows_that_are_far_longer_than_the_rest_get_a_suggested_limit(rlx,
     assert "the stop token is the last that is learned" in report["tokens"]
 
 
-def test_fewer_gpus_than_are_asked_for_are_refused(rlx, monkeypatch):
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+@pytest.mark.parametrize(("gpus", "said"), [
+    (8, ""), (32, "; 32 ranks need as many GPUs, of one machine or of several")])
+def test_a_run_of_more_gpus_than_there_are_can_be_planned(rlx, monkeypatch, gpus, said):
+    gpus_of_this_machine(monkeypatch, 8)
+    report = lines_of(rlx("check", "--algo", "sft", "--gpus", gpus, "--json"))
+    assert report["machine"].startswith("8 GPUs (one), ")
+    assert report["machine"].endswith(f" CPU cores{said}")
+    assert f"on {gpus} ranks" in report["batch"]
+
+
+class Anyone(Ranks):
+    """A rank that answers for all."""
+
+    def gather(self, value):
+        return [value]
+
+
+@pytest.mark.parametrize("ranks", [Anyone(0, 32, 0, 8), Anyone(0, 8, 0, 8)])
+@pytest.mark.parametrize("seen", [8, 1])
+def test_gpus_of_other_machines_and_those_that_a_launcher_hides_are_not_missed(tmp_path, monkeypatch, ranks, seen):
+    """Under torchrun, srun and deepspeed: `start_distributed` looks at those of each machine."""
+    gpus_of_this_machine(monkeypatch, seen)
+    monkeypatch.chdir(tmp_path)
+    plan = resolve(Registry.discover(), {"algo": {"name": "sft"}, "data": {"cache": str(tmp_path)}})
+    assert examine(plan, ranks, ranks.world, print, unseen).inputs.total_steps > 0
+
+
+def gpus_of_this_machine(monkeypatch, number):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: number)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)  # some versions count, to know
-    monkeypatch.setattr("torch.cuda.get_device_name", lambda number: "one")
-    result = rlx("check", "--algo", "sft", "--gpus", "2")
-    assert result.code == 2
-    assert "--gpus 2: this machine has 1" in result.err
-    assert rlx("check", "--algo", "sft", "--gpus", "1").code == 0
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda i: "one")
 
 
 def test_only_a_reward_that_is_named_is_loaded_from_the_folder_at_hand(rlx):
@@ -204,8 +231,7 @@ def test_a_reward_that_may_fail_and_fails_on_the_made_up_completion_is_said(rlx,
 
 
 def test_too_few_gpus_and_all_else_are_said_by_train_too(rlx, monkeypatch):
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)  # some versions count, to know
+    gpus_of_this_machine(monkeypatch, 1)
     Path("bad.jsonl").write_text("no json\n")
     result = rlx("train", "--algo", "sft", "--gpus", "2", "--data", "bad.jsonl")
     assert result.code == 2
