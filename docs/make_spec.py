@@ -33,8 +33,9 @@ rlx train spec.yaml --steps 1 --set train.optim.policy.lr=2e-4
 ```
 
 Unknown and ill-typed settings are refused, all at once, with the nearest name. So is a setting that could not act in
-the combination that was asked for. `spec.yaml` in a run's folder has every setting as it acted; `rlx schema` prints
-all of this page as JSON schema, with the options of the installed plugins.
+the combination that was asked for. `spec.yaml` in a run's folder has every setting, given or default; what
+depends on the machine stays `null` or `auto` there. `rlx schema` prints all of this page as JSON schema, with the
+options of the installed plugins.
 
 Without `--model`, the bundled quickstart (`core/rlx/quickstart/quickstart.yaml`) gives model, data, lengths, learning
 rates and steps in place of the defaults below; naming a model leaves all of it out.
@@ -43,7 +44,7 @@ rates and steps in place of the defaults below; naming a model leaves all of it 
 |---|---|
 """
 FLAGS = {"algo": "V", "reward": ["V"], "model": "V", "data": "V", "rollout": "V", "steps": 1, "resume": "V",
-         "name": "V"}
+         "name": "V", "eval_data": "V", "sample_every": 1}
 SEE = {
     "data": "[data.md](data.md) shows the layouts of rows.",
     "algo": "Beside the name stand the algorithm's own options: [algorithms.md](algorithms.md) links to each.",
@@ -74,7 +75,7 @@ def _flag(name: str) -> str:
     while not isinstance(tree, str | int):
         key, tree = next(iter(tree.items())) if isinstance(tree, dict) else ("[]", tree[0])
         path.append(key)
-    return f"| `--{name}` | `{'.'.join(path).replace('.[]', '[]')}` |\n"
+    return f"| `--{name.replace('_', '-')}` | `{'.'.join(path).replace('.[]', '[]')}` |\n"
 
 
 def _row(option: Option) -> str:

@@ -1,4 +1,4 @@
-"""Where settings come from: the quickstart, a spec file, flags; later ones win, and each keeps its origin."""
+"""Where settings come from: the quickstart, a spec file, flags; later ones win."""
 
 from __future__ import annotations
 

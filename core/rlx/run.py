@@ -85,7 +85,7 @@ def run(plan: Plan, view: View) -> Result:
             stack.enter_context(recorder.begin(saved, trainer.total_steps))
         with (StopSignals(ranks.first) as recorder.signals,
               Watchdog(plan.spec.run.stuck_after, folder.path, ranks.rank) as recorder.watchdog,
-              _naming_the_last_checkpoint(folder), _explaining_memory(recorder, sized)):
+              _naming_the_last_checkpoint(folder, trainer), _explaining_memory(recorder, sized)):
             trainer.fit()
         if trainer.step < trainer.total_steps:
             raise _stopped(trainer, recorder, folder)
@@ -116,16 +116,17 @@ def _try_rewards(panel: Any, inputs: Any, ranks: Any, view: View) -> None:
 
 
 @contextlib.contextmanager
-def _naming_the_last_checkpoint(folder: Any) -> Iterator[None]:
-    """Errors of the training say where it can be continued."""
+def _naming_the_last_checkpoint(folder: Any, trainer: Any) -> Iterator[None]:
+    """Errors of the training say where it can be continued; after its last step it cannot."""
     from rlx.checkpoint import complete_checkpoints
 
     try:
         yield
     except RunError as error:
         there = complete_checkpoints(folder.checkpoints)
-        where = f"'rlx resume {folder.path}' continues from '{there[-1]}'" if there else "No checkpoint was written yet"
-        error.args = (f"{error}\n{where}.",)
+        at_its_end = trainer.step == trainer.total_steps
+        last = "The last checkpoint:" if at_its_end else f"'rlx resume {folder.path}' continues from"
+        error.args = (f"{error}\n" + (f"{last} '{there[-1]}'." if there else "No checkpoint was written yet."),)
         raise
 
 
@@ -151,8 +152,7 @@ def _stopped(trainer: Any, recorder: _Recorder, folder: Any) -> RunStopped:
 class _Recorder:
     """Run folder and trackers behind the trainer's one `Recorder`; rank 0 writes, the others hand over."""
 
-    def __init__(self, folder: Any, view: View, inputs: Any, plan: Plan, ranks: Any,
-                 identity: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Any, view: View, inputs: Any, plan: Plan, ranks: Any, identity: Any) -> None:
         self._folder, self._view, self._inputs, self._plan, self._ranks = folder, view, inputs, plan, ranks
         self._identity = identity
         self.trackers = Trackers(view.warn)
