@@ -46,7 +46,7 @@ def place_of(environ: Mapping[str, str]) -> Place:
     """
     if "RANK" in environ and "WORLD_SIZE" in environ:
         world = int(environ["WORLD_SIZE"])
-        return Place(int(environ["RANK"]), world, int(environ.get("LOCAL_RANK", 0)),
+        return Place(int(environ["RANK"]), world, int(environ.get("LOCAL_RANK") or environ.get("SLURM_LOCALID") or 0),
                      int(environ.get("LOCAL_WORLD_SIZE") or environ.get("LOCAL_SIZE") or world),
                      environ.get("MASTER_ADDR", Place().address), int(environ.get("MASTER_PORT", Place().port)))
     if int(environ.get("SLURM_STEP_NUM_TASKS", 1)) > 1:

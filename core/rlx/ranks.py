@@ -7,6 +7,7 @@ import contextlib
 import importlib
 import os
 import random
+import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -115,8 +116,6 @@ def start_distributed(patience: float = 7200) -> Ranks:
         torch.cuda.set_device(index)
         torch.backends.cuda.enable_cudnn_sdp(False)  # it plans for each new shape, which takes longer than a pass
         place = place._replace(local_rank=index)
-    if ranks.world > 1:  # launchers give each process one thread, or all of them
-        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // ranks.local_world))
     if not torch.distributed.is_initialized():
         os.environ |= place.environment()  # DeepSpeed insists on finding it there
         store = torch.distributed.HashStore() if ranks.world == 1 else None  # type: ignore[attr-defined]
@@ -124,7 +123,18 @@ def start_distributed(patience: float = 7200) -> Ranks:
                                              world_size=ranks.world, timeout=timedelta(seconds=patience + GRACE))
         atexit.register(_leave)
         deepspeed.init_distributed(dist_backend="nccl" if gpu else "gloo", verbose=False)
+    if ranks.world > 1:
+        _divide(ranks, torch.cuda.get_device_properties(place.local_rank).uuid if gpu else None)
     return ranks
+
+
+def _divide(ranks: Ranks, gpu: object) -> None:
+    """The cores among those that share them, as launchers give each process one thread, or all; GPUs are not shared."""
+    host, cores = socket.gethostname(), os.sched_getaffinity(0)
+    here = [(its, other) for name, its, other in ranks.gather((host, cores, gpu and str(gpu))) if name == host]
+    torch.set_num_threads(max(1, len(cores) // sum(bool(cores & its) for its, _ in here)))
+    if gpu and [other for _, other in here].count(str(gpu)) > 1:
+        raise SpecError([f"several processes of {host} have the same GPU ({gpu}): give each its own, or start fewer"])
 
 
 def _import_muon() -> None:
@@ -132,15 +142,12 @@ def _import_muon() -> None:
 
     That takes 0.8 s, or 2.3 s the first time. It stays plain Python, and all else compiles as ever.
     """
-    before = os.environ.get("TORCHDYNAMO_DISABLE")
+    before = {name: value for name, value in os.environ.items() if name == "TORCHDYNAMO_DISABLE"}
     os.environ["TORCHDYNAMO_DISABLE"] = "1"
-    try:
+    with contextlib.suppress(ImportError):  # a DeepSpeed that has none
         importlib.import_module("deepspeed.runtime.zero.muon.muon_optimizer")
-    except ImportError:  # a DeepSpeed that has none
-        pass
-    finally:
-        del os.environ["TORCHDYNAMO_DISABLE"]
-        os.environ |= {"TORCHDYNAMO_DISABLE": before} if before is not None else {}
+    del os.environ["TORCHDYNAMO_DISABLE"]
+    os.environ |= before
 
 
 def _leave() -> None:

@@ -124,8 +124,7 @@ def _naming_the_last_checkpoint(folder: Any, trainer: Any) -> Iterator[None]:
         yield
     except RunError as error:
         there = complete_checkpoints(folder.checkpoints)
-        at_its_end = trainer.step == trainer.total_steps
-        last = "The last checkpoint:" if at_its_end else f"'rlx resume {folder.path}' continues from"
+        last = "Saved last:" if trainer.step == trainer.total_steps else f"'rlx resume {folder.path}' continues from"
         error.args = (f"{error}\n" + (f"{last} '{there[-1]}'." if there else "No checkpoint was written yet."),)
         raise
 
@@ -143,10 +142,9 @@ def _explaining_memory(recorder: _Recorder, plan: Plan) -> Iterator[None]:
 
 
 def _stopped(trainer: Any, recorder: _Recorder, folder: Any) -> RunStopped:
-    asked = recorder.stopped_by
     saved = f"saved as '{recorder.checkpoint}'" if recorder.saved else "which could not be saved"
-    return RunStopped(f"ended by {asked.name} after step {trainer.step} of {trainer.total_steps}, {saved}. "
-                      f"'rlx resume {folder.path}' goes on.", 128 + asked)
+    return RunStopped(f"ended by {recorder.stopped_by.name} after step {trainer.step} of {trainer.total_steps}, "
+                      f"{saved}. 'rlx resume {folder.path}' goes on.", 128 + recorder.stopped_by)
 
 
 class _Recorder:
@@ -172,8 +170,7 @@ class _Recorder:
             self.watchdog.beat(name)
 
     def stop_asked(self) -> bool:
-        found = self._ranks.gather(self.signals.asked if self.signals else None)
-        self.stopped_by = next(filter(None, found), None)
+        self.stopped_by = next(filter(None, self._ranks.gather(self.signals.asked if self.signals else None)), None)
         return self.stopped_by is not None
 
     def step(self, step: int, metrics: Mapping[str, float], samples: list[dict[str, Any]]) -> None:

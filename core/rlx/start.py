@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from rlx import preflight
 from rlx.checkpoint import read_state
 from rlx.data.cache import Progress
@@ -68,8 +70,8 @@ def examine(plan: Plan, ranks: Ranks, world: int, say: Callable[[str], None], pr
         inputs = found.of(lambda: read_inputs(plan, progress))
     if all(ranks.gather(inputs is not None)):
         assert inputs is not None
-        ranks.agree(facts(plan, inputs), SAME)
         plan = preflight.with_passes(plan, inputs, world)
+        ranks.agree({**facts(plan, inputs), "a GPU is there": torch.cuda.is_available()}, SAME)
     saved: Mapping[str, Any] = ranks.first_does(lambda: read_state(checkpoint) if checkpoint else {})
     if checkpoint:
         ranks.agree({f"the checkpoint '{checkpoint}' is there": checkpoint.exists()}, SHARE)

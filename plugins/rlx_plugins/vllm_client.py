@@ -33,12 +33,13 @@ class Unreachable(Exception):
 class Server:
     """One server: its address, and the process if rlx started it."""
 
-    def __init__(self, url: str, process: subprocess.Popen[bytes] | None = None, log: Path | None = None) -> None:
-        """Connect nothing yet."""
-        self.url, self.process, self.log = url.rstrip("/"), process, log
+    def __init__(self, url: str, process: subprocess.Popen[bytes] | None = None, log: Path | None = None,
+                 claim: socket.socket | None = None) -> None:
+        """Connect nothing yet; a claim keeps its port for it."""
+        self.url, self.process, self.log, self._claim = url.rstrip("/"), process, log, claim
         self.channel: Channel | None = None
         self.max_length = 0
-        limits = httpx.Limits(max_connections=IN_FLIGHT, max_keepalive_connections=IN_FLIGHT)
+        limits = httpx.Limits(max_keepalive_connections=IN_FLIGHT)  # a look at it must not wait for its completions
         self._sockets = WeakSet[socket.socket]()
         self._http = httpx.Client(base_url=self.url, timeout=HEARTBEAT, limits=limits, trust_env=False,
                                   transport=httpx.HTTPTransport(retries=2, limits=limits))
@@ -78,18 +79,24 @@ class Server:
         """Empty its prefix cache: keys and values of old weights. False if a running request holds on to it."""
         return self.post(FORGET, {}, seconds)["forgotten"] is True
 
-    def connected(self, backend: str, dtype: str, seconds: float) -> Channel:
+    def connected(self, backend: str, dtype: str, seconds: float, run: str) -> Channel:
         """The way to it; a new one where it has lost the old one, as after a restart.
 
         Raises:
             ModelError: the policy's samples could not be trusted there.
-            InputError: it runs with other settings than the trainer needs.
+            InputError: it runs with other settings than the trainer needs, or has been taken by another run.
         """
-        if self.channel is not None and self.call("rlx_version", HEARTBEAT)["version"] >= 0:
-            return self.channel
+        if self.channel is not None:
+            held = self.call("rlx_version", HEARTBEAT)
+            if held["run"] not in ("", run):
+                raise InputError(f"vllm_server {self.url} was taken by another run; give each run servers of its own "
+                                 "(rollout.options.urls, or another rollout.options.port)")
+            if held["version"] >= 0:
+                return self.channel
         host = _own_address(self.url)
         channel = Channel(host, 0, 0, backend, seconds)
-        about = self.call("rlx_connect", seconds, host=host, port=channel.store.port, backend=backend, seconds=seconds)
+        about = self.call("rlx_connect", seconds, host=host, port=channel.store.port, backend=backend, seconds=seconds,
+                          run=run)
         if about["refusal"]:
             raise ModelError(f"vllm {about['refusal']}. Use --rollout hf.")
         for what, is_, wanted in (("logprobs_mode", about["logprobs_mode"], "processed_logprobs"),
@@ -114,6 +121,10 @@ class Server:
                  for choice in sorted(answer["choices"], key=lambda c: c["index"])]
         return drawn * (request.n // len(drawn))
 
+    def ours(self) -> bool:
+        """Whether nobody else can have its address: its process, if rlx started one, is still there."""
+        return self.process is None or self.process.poll() is None
+
     def alive(self) -> bool:
         """Whether it answers."""
         try:
@@ -121,10 +132,10 @@ class Server:
         except httpx.HTTPError:
             return False
 
-    def holds(self, version: int) -> bool:
-        """Whether it answers and has the weights of that version."""
+    def holds(self, version: int, run: str) -> bool:
+        """Whether it answers and has the weights of that version of that run."""
         try:
-            return bool(self.call("rlx_version", HEARTBEAT)["version"] == version)
+            return self.call("rlx_version", HEARTBEAT) == {"version": version, "run": run}
         except (Unreachable, TrainingError):
             return False
 
@@ -154,6 +165,8 @@ class Server:
             except subprocess.TimeoutExpired:
                 self.process.kill()
         self._end_children()
+        if self._claim is not None:
+            self._claim.close()
 
     def _connected(self, event: str, about: dict[str, Any]) -> None:
         if event in ("connection.connect_tcp.complete", "connection.start_tls.complete"):

@@ -60,6 +60,9 @@ class Engine:
             self._model = self._llm.apply_model(lambda model: model)[0]
             self._draw: Draw | None = self._llm.collective_rpc(lambda worker: install(worker.model_runner))[0]
             shorten(self._llm)
+            thread = getattr(getattr(self._llm.llm_engine, "model_executor", None), "async_output_thread", None)
+            if self._gpu and thread is not None:  # vLLM 0.20's: it would make itself at home on the first GPU
+                thread.submit(torch.cuda.set_device, torch.cuda.current_device()).result()
         problem = refusal(self._model, config.architectures[0], self._gpu)
         if problem:
             self.close()

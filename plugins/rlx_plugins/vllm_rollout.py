@@ -44,8 +44,9 @@ class VLLMRollout:
         if context.at_once is not None:
             rows, self._length = min(context.at_once[0], MOST_ROWS), min(context.at_once[1], context.max_length)
             cache = cache_bytes(self._config, rows, self._length, self._dtype)
-        self._memory = Memory(options, size * self._dtype.itemsize, 0 if context.makes_room else 16 * size, rows, cache,
-                              context.spare)
+        ranks = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+        later = 0 if context.makes_room else 16 * size // ranks
+        self._memory = Memory(options, size * self._dtype.itemsize, later, rows, cache, context.spare)
         short = context.tokens is not None and context.tokens < SHORT
         self._eager = short if options.enforce_eager is None else options.enforce_eager
         self._engine: Engine | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import sys
 import tempfile
 import time
@@ -39,7 +40,7 @@ class VLLMServerRollout:
         self._servers = [Server(url) for url in options.urls] or start_servers(
             options, context, Path(self._folder.name), self._rank == 0)
         self._ready: list[Server] = []
-        self._version, self._closed = -1, False
+        self._version, self._closed, self._run = -1, False, secrets.token_hex(8)
 
     def generate(self, requests: Sequence[Request]) -> Iterator[tuple[int, list[Generation]]]:
         """Each request as soon as it is answered; those of a server that dies go to the others."""
@@ -53,7 +54,7 @@ class VLLMServerRollout:
                 if not self._ready:
                     raise TrainingError("vllm_server: no server is left: " + "; ".join(self._state(s)
                                                                                       for s in self._servers))
-                server = self._ready[i % len(self._ready)]
+                server = self._ready[(i + self._rank * len(requests)) % len(self._ready)]
                 running[pool.submit(server.complete, requests[i], self._stops, self._version)] = (i, server)
 
             try:
@@ -92,8 +93,10 @@ class VLLMServerRollout:
         found: list[Fingerprint | None] = [None]
         if self._rank == 0:
             self._await_servers()
-        if self._several:  # before a weight is gathered, for which DeepSpeed waits ten minutes at the most
-            torch.distributed.broadcast_object_list([None])
+        if self._several:  # before a weight is gathered, for which NCCL waits half an hour at the most
+            name = [self._run]
+            torch.distributed.broadcast_object_list(name)
+            self._run = name[0]
         if self._rank == 0:
             found = [self._send(weights, version)]
         else:
@@ -118,7 +121,7 @@ class VLLMServerRollout:
 
     def _send(self, weights: Iterator[tuple[str, Tensor]], version: int) -> Fingerprint:
         sent, timeout = Sums(), self._options.timeout
-        started = [server.connected(self._backend, self._context.dtype, timeout) for server in self._ready]
+        started = [server.connected(self._backend, self._context.dtype, timeout, self._run) for server in self._ready]
         dtype = getattr(torch, self._context.dtype)
         with ThreadPoolExecutor(len(self._ready)) as pool:
             updates = [pool.submit(server.call, "rlx_update", timeout, version=version) for server in self._ready]
@@ -135,6 +138,8 @@ class VLLMServerRollout:
                     channel.end()
                 answers = [update.result() for update in updates]
             except (Unreachable, RuntimeError) as error:
+                for channel in started:
+                    channel.abort()
                 failed = [u.exception() for u in updates if u.done() and u.exception()]
                 raise TrainingError(f"vllm_server: the weights could not be sent: {(failed or [error])[0]}") from error
         holding = sent.holding()
@@ -152,7 +157,7 @@ class VLLMServerRollout:
         """All servers that answer; at least one, within ``options.start_timeout``."""
         began = time.monotonic()
         while True:
-            self._ready = [server for server in self._servers if server.alive()]
+            self._ready = [server for server in self._servers if server.ours() and server.alive()]
             missing = [server for server in self._servers if server not in self._ready]
             starting = [s for s in missing if s.process is not None and s.process.poll() is None]
             if self._ready and not starting:
@@ -185,9 +190,10 @@ class VLLMServerRollout:
                              f"more do not fit into the {length} that it was started for.")
 
     def _usable(self, server: Server) -> bool:
-        if server.holds(self._version):
+        if server.holds(self._version, self._run):
             return True
-        self._say(f"{server.url} has not the current weights (was it restarted?); it is left out until the next update")
+        self._say(f"{server.url} has not the current weights (was it restarted, or taken by another run?); it is left "
+                  "out until the next update")
         return False
 
     def _lost(self, server: Server, why: str) -> None:

@@ -56,13 +56,20 @@ def start_server(url: str, gpu: int | None, options: VLLMServerOptions, context:
     """One server; where ``gpu`` is None, on the CPU.
 
     Raises:
-        InputError: something listens there already, or there is no such GPU.
+        InputError: something listens there already, or will, or there is no such GPU.
     """
     port = urlsplit(url).port
     with contextlib.closing(socket.socket()) as probe:
         if probe.connect_ex(("127.0.0.1", port)) == 0:
             raise InputError(f"vllm_server: something listens at {url} already; name it with rollout.options.urls, "
                              "or choose another rollout.options.port")
+    claim = socket.socket(socket.AF_UNIX)  # a name of the kernel's, gone with this process; vLLM is long in listening
+    try:
+        claim.bind(f"\0rlx-vllm-server-{port}")
+    except OSError:
+        claim.close()
+        raise InputError(f"vllm_server: another run starts a server at {url}; choose another "
+                         "rollout.options.port") from None
     log = folder / f"server-{port}.log"
     more, memory = [], options.gpu_memory_utilization
     if memory is not None:
@@ -75,7 +82,7 @@ def start_server(url: str, gpu: int | None, options: VLLMServerOptions, context:
         process = subprocess.Popen(command, stdout=stream, stderr=stream, stdin=subprocess.DEVNULL,
                                    start_new_session=True,
                                    env={**environment(os.environ, gpu), PARENT: str(os.getpid())})
-    return Server(url, process, log)
+    return Server(url, process, log, claim)
 
 
 def environment(own: Mapping[str, str], gpu: int | None) -> dict[str, str]:

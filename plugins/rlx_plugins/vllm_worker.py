@@ -46,6 +46,11 @@ class Channel:
         self.store.set(str(self.number), END)
         self.number += 1
 
+    def abort(self) -> None:
+        """Give up what is on its way, as the other side is gone: NCCL would have the GPU wait for it."""
+        if self._group is not None and self._backend == "nccl":
+            self._group.abort()
+
     def receive(self, device: torch.device) -> Iterator[tuple[str, Tensor]]:
         """The weights of one update, in memory of their own."""
         place = device if self._backend == "nccl" else torch.device("cpu")
@@ -84,11 +89,12 @@ class RlxWorker:
     reload_weights: Any
     rlx_channel: Channel | None = None
     rlx_held: int = -1
+    rlx_run: str = ""
 
-    def rlx_connect(self, host: str, port: int, backend: str, seconds: float) -> dict[str, Any]:
-        """Meet the trainer; what of this server it must know."""
+    def rlx_connect(self, host: str, port: int, backend: str, seconds: float, run: str) -> dict[str, Any]:
+        """Meet the trainer, whose run it serves from now on; what of this server it must know."""
         install(self.model_runner)
-        self.rlx_channel, self.rlx_held = Channel(host, port, 1, backend, seconds), -1
+        self.rlx_channel, self.rlx_held, self.rlx_run = Channel(host, port, 1, backend, seconds), -1, run
         config, model, device = self.vllm_config.model_config, self.model_runner.model, self.model_runner.device
         return {"max_length": config.max_model_len, "logprobs_mode": str(getattr(config.logprobs_mode, "value",
                                                                                  config.logprobs_mode)),
@@ -96,8 +102,8 @@ class RlxWorker:
                 "refusal": refusal(model, config.hf_config.architectures[0], device.type == "cuda")}
 
     def rlx_version(self) -> dict[str, Any]:
-        """The version of the weights it holds; -1 before the first update, as after a restart."""
-        return {"version": self.rlx_held}
+        """The version of the weights it holds, -1 before the first update, as after a restart; and whose they are."""
+        return {"version": self.rlx_held, "run": self.rlx_run}
 
     def rlx_update(self, version: int) -> dict[str, Any]:
         """Take all weights from the trainer; what was received, what is held now, and which names were loaded."""

@@ -17,7 +17,7 @@ from rlx.problems import Problems
 from rlx.ranks import Ranks
 from rlx.registry import Registry
 from rlx.start import _refuse, examine
-from rlx_sdk import DataError, InputError
+from rlx_sdk import DataError, InputError, SpecError
 
 CASES = Path(__file__).parents[1] / "cases"
 
@@ -106,6 +106,22 @@ def test_gpus_of_other_machines_and_those_that_a_launcher_hides_are_not_missed(t
     monkeypatch.chdir(tmp_path)
     plan = resolve(Registry.discover(), {"algo": {"name": "sft"}, "data": {"cache": str(tmp_path)}})
     assert examine(plan, ranks, ranks.world, print, unseen).inputs.total_steps > 0
+
+
+class Unlike(Ranks):
+    """Two ranks, of which the second alone has a GPU."""
+
+    def gather(self, value):
+        if isinstance(value, dict) and "a GPU is there" in value:
+            return [value, {**value, "a GPU is there": True}]
+        return [value, value]
+
+
+def test_machines_with_and_without_a_gpu_are_told_so_before_they_wait_for_each_other(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    plan = resolve(Registry.discover(), {"algo": {"name": "sft"}, "data": {"cache": str(tmp_path)}})
+    with pytest.raises(SpecError, match=r"a GPU is there: False on rank 0, True on ranks \[1\]; give every"):
+        examine(plan, Unlike(0, 2, 0, 1), 2, print, unseen)
 
 
 def gpus_of_this_machine(monkeypatch, number):

@@ -23,12 +23,13 @@ SLURM = {"SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_STEP_NUM_TASKS": "8",
       "MASTER_PORT": "1234"}, Place(3, 4, 1, 2, "n1", 1234)),
     ({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_SIZE": "2", "MASTER_ADDR": "n1"},
      Place(1, 2, 1, 2, "n1", 29500)),
+    ({**SLURM, "RANK": "5", "WORLD_SIZE": "8"}, Place(5, 8, 1, 8)),
     (SLURM, Place(5, 8, 1, 4, "gpu07", 20000 + 123456 % 20000)),
     ({**SLURM, "SLURM_STEP_NODELIST": "login,gpu3", "MASTER_PORT": "77"}, Place(5, 8, 1, 4, "login", 77)),
     ({**SLURM, "SLURM_STEP_NODELIST": "rack[1-2]node[03,7].cluster,b", "MASTER_PORT": "77"},
      Place(5, 8, 1, 4, "rack1node03.cluster", 77)),
     ({"SLURM_NTASKS": "8", "SLURM_PROCID": "0", "SLURM_JOB_ID": "1", "SLURM_STEP_NUM_TASKS": "1"}, Place()),
-], ids=["none", "torchrun", "deepspeed", "slurm", "slurm-list", "slurm-racks", "slurm-allocation-only"])
+], ids=["none", "torchrun", "deepspeed", "by-hand", "slurm", "slurm-list", "slurm-racks", "slurm-allocation-only"])
 def test_a_place_is_read_off_the_environment(environ, place):
     assert place_of(environ) == place
 

@@ -415,7 +415,7 @@ def test_a_refused_start_leaves_the_name_free(train, tmp_path):
 def test_a_policy_that_never_moves_is_no_success(train):
     with pytest.raises(TrainingError, match=r"the critic and the policy never moved in 2 steps") as error:
         train("ppo", reward=lambda samples: [None] * len(samples), train={"steps": 2})
-    assert "The last checkpoint: '" in str(error.value)
+    assert "Saved last: '" in str(error.value)
     assert "rlx resume" not in str(error.value), "there is nothing left to do"
 
 

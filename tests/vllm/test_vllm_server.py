@@ -172,8 +172,9 @@ def test_a_dead_server_is_named_in_seconds_and_a_restarted_one_gets_the_weights_
         list(running)
     assert time.monotonic() - began < 20
     assert gone(server.process.pid)
+    server._claim.close()
     again = start_server(server.url, None, VLLMServerOptions(), pair.context, Path(pair.backend._folder.name))
-    server.process, server.log = again.process, again.log
+    server.process, server.log, server._claim = again.process, again.log, again._claim
     pair.step(0.05)
     pair.sync()
     assert pair.mismatch() < 1e-4
@@ -184,7 +185,22 @@ def test_a_server_with_other_weights_is_not_used(pair, capfd):
     pair.backend._version += 1
     with pytest.raises(TrainingError, match="answers, but has not the current weights"):
         pair.mismatch()
-    assert "was it restarted?" in capfd.readouterr().err
+    assert "was it restarted, or taken by another run?" in capfd.readouterr().err
+
+
+def test_a_server_that_another_run_has_taken_is_not_used(pair):
+    pair.sync()
+    [server] = pair.backend._servers
+    other = VLLMServerRollout(VLLMServerOptions(urls=(server.url,)), pair.context)
+    other.sync(iter(pair.policy.named_parameters()), pair.version)  # the same version, and even the same weights
+    with pytest.raises(TrainingError, match="answers, but has not the current weights"):
+        pair.mismatch()
+    with pytest.raises(InputError, match=rf"{server.url} was taken by another run; give each run servers of its own"):
+        pair.sync()
+    other.close()
+    server.channel = None  # as of a new run
+    pair.sync()
+    assert pair.mismatch() < 1e-4
 
 
 def test_closing_ends_the_server(pair):

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import subprocess
 import sys
 import threading
+import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from rlx_sdk import InputError, Request, RolloutContext, Sampling
+from rlx_sdk import InputError, Request, RolloutContext, Sampling, TrainingError
 
 from ..e2e.conftest import metrics_of
 from ..engine.ranks import free_port
@@ -26,7 +30,7 @@ if importlib.util.find_spec("vllm") is None:
 from rlx_plugins.options import VLLMServerOptions
 from rlx_plugins.vllm_client import Server
 from rlx_plugins.vllm_server import VLLMServerRollout
-from rlx_plugins.vllm_start import environment, start_servers
+from rlx_plugins.vllm_start import environment, start_server, start_servers
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # vLLM's imports warn of much
 RANK = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "n1",
@@ -88,7 +92,7 @@ class Busy(BaseHTTPRequestHandler):
         if self.path == "/v1/completions":
             self.server.asked.set()
             self.server.over.wait(20)
-        answer = b'{"results": [{"version": -1}]}'
+        answer = json.dumps({"results": [{"version": -1, "run": self.server.run}]}).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(answer)))
         self.end_headers()
@@ -108,7 +112,7 @@ def test_closing_waits_for_no_completion_that_somebody_s_server_is_at(capsys):
         threading.Thread(target=busy.serve_forever, daemon=True).start()
         options = VLLMServerOptions(urls=(f"http://127.0.0.1:{busy.server_port}",))
         backend = VLLMServerRollout(options, RolloutContext(policy, "", (), 0, "cpu", "float32", 64))
-        backend._ready = backend._servers
+        backend._ready, busy.run = backend._servers, backend._run
         asked = Request((1, 2), Sampling(max_tokens=4), 1, 0)
         coming = pool.submit(lambda: [*backend.generate([asked])])
         assert busy.asked.wait(10)
@@ -132,6 +136,99 @@ def test_a_rank_that_reaches_no_server_says_what_to_do():
     with pytest.raises(InputError, match=rf"rank 1 reaches no server at {url}, and rank 0 does.*rollout.options.urls"):
         backend.sync(iter(policy.named_parameters()), 0)
     assert not Server(url).alive()
+
+
+class Quick(BaseHTTPRequestHandler):
+    """A server whose completions take a second, and nothing else."""
+
+    def do_GET(self):
+        self.answer(b"{}")
+
+    def do_POST(self):
+        if self.path == "/v1/completions":
+            time.sleep(1)
+            self.answer(json.dumps({"choices": [{"index": 0, "token_ids": [1], "finish_reason": "stop",
+                                                 "logprobs": {"token_logprobs": [0.0]}}]}).encode())
+        else:
+            self.answer(json.dumps({"results": [{"version": -1, "run": self.server.run}]}).encode())
+
+    def answer(self, text):
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def quick():
+    with ThreadingHTTPServer(("127.0.0.1", 0), Quick) as server:
+        server.daemon_threads, server.run = True, ""
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+def made_for(*urls):
+    policy = LlamaForCausalLM(LlamaConfig(hidden_size=8, intermediate_size=8, num_hidden_layers=1, vocab_size=9,
+                                          num_attention_heads=1))
+    return VLLMServerRollout(VLLMServerOptions(urls=urls), RolloutContext(policy, "", (), 0, "cpu", "float32", 64))
+
+
+def test_a_server_is_not_lost_because_all_connections_wait_for_completions(quick, monkeypatch):
+    monkeypatch.setattr("rlx_plugins.vllm_server.HEARTBEAT", 0.2)
+    monkeypatch.setattr("rlx_plugins.vllm_client.HEARTBEAT", 0.2)
+    monkeypatch.setattr("rlx_plugins.vllm_server.IN_FLIGHT", 4)
+    monkeypatch.setattr("rlx_plugins.vllm_client.IN_FLIGHT", 4)
+    backend = made_for(f"http://127.0.0.1:{quick.server_port}")
+    quick.run, backend._ready = backend._run, backend._servers
+    found = dict(backend.generate([Request((1, 2), Sampling(max_tokens=4), 1, i) for i in range(9)]))
+    assert sorted(found) == [*range(9)]
+    backend.close()
+
+
+@pytest.mark.parametrize(("ranks", "prompts", "most"), [(8, 1, 1), (8, 4, 4), (24, 2, 6), (1, 9, 2)])
+def test_prompts_of_all_ranks_are_spread_over_the_servers(monkeypatch, ranks, prompts, most):
+    asked = Counter()
+
+    def complete(server, request, stops, version):
+        asked[server.url] += 1
+        return []
+
+    monkeypatch.setattr(Server, "complete", complete)
+    monkeypatch.setattr(Server, "holds", lambda server, version, run: True)
+    backend = made_for(*(f"http://127.0.0.1:{9000 + i}" for i in range(8)))
+    for backend._rank in range(ranks):
+        backend._ready = [*backend._servers]
+        list(backend.generate([Request((1, 2), Sampling(max_tokens=4), 1, i) for i in range(prompts)]))
+    assert sum(asked.values()) == ranks * prompts
+    assert max(asked.values()) == most
+    backend.close()
+
+
+def test_a_server_that_another_run_has_started_at_the_same_address_is_not_taken_for_ours(quick, tmp_path):
+    """Where both began before either listened."""
+    backend = made_for()
+    log = tmp_path / "log"
+    log.write_text("address already in use")
+    process = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"], start_new_session=True)
+    process.wait()
+    backend._servers = [Server(f"http://127.0.0.1:{quick.server_port}", process, log)]
+    with pytest.raises(TrainingError, match=r"its process ended with exit code 3:\naddress already in use"):
+        backend._await_servers()
+
+
+def test_two_runs_of_a_machine_do_not_start_servers_at_the_same_address(tmp_path, monkeypatch):
+    """vLLM takes some seconds until it listens, and 0.20 shares its port with whoever listens there too."""
+    monkeypatch.setattr("subprocess.Popen", lambda *args, **settings: SimpleNamespace(pid=0, poll=lambda: 0))
+    url, context = f"http://127.0.0.1:{free_port()}", RolloutContext(None, "", (), 0, "cpu", "float32", 64)
+    first = start_server(url, None, VLLMServerOptions(), context, tmp_path)
+    with pytest.raises(InputError, match=r"another run starts a server at .*; choose another rollout\.options\.port"):
+        start_server(url, None, VLLMServerOptions(), context, tmp_path)
+    first._claim.close()
+    start_server(url, None, VLLMServerOptions(), context, tmp_path)._claim.close()
 
 
 @pytest.mark.full
