@@ -93,8 +93,7 @@ class IsolatedReward:
                 raise RuntimeError(f"its process ended ({what})")
             self._read += part
         first, _, self._read = self._read.partition(b"\n")
-        found: dict[str, Any] = json.loads(first)
-        return found
+        return json.loads(first)  # type: ignore[no-any-return]
 
     def _kill(self) -> None:
         """Have it write down where it is stuck, then end it."""

@@ -10,7 +10,7 @@ import signal
 import sys
 from typing import IO
 
-_PR_SET_PDEATHSIG = 1
+from rlx.launch import Place
 
 
 def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
@@ -52,8 +52,10 @@ def main() -> None:
     os.dup2(2, 1)
     sys.stdout = sys.stderr
     faulthandler.register(signal.SIGUSR1)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # also when it is stuck and the run was killed
+    for name in Place(0, 2).environment():  # it is no rank, and what the reward uses must not take it for one
+        os.environ.pop(name, None)
+    if sys.platform == "linux":  # PR_SET_PDEATHSIG: also when it is stuck and the run was killed
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run decides when it ends
     serve(sys.stdin.buffer, answers)
 

@@ -92,6 +92,16 @@ def test_it_finds_what_this_process_finds(isolated, samples, tmp_path, monkeypat
     assert isolated("polite_length").score([Sample("p", "Thank you")], [1]).rewards == [0.5]
 
 
+def test_its_process_is_no_rank_of_the_run(isolated, samples, tmp_path, monkeypatch):
+    """Else a reward that asks accelerate for a device would join the trainer's processes."""
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(name, "1")
+    (tmp_path / "asks.py").write_text(
+        "import os\n\ndef alone(samples):\n"
+        "    return [float(not {'RANK', 'WORLD_SIZE', 'MASTER_ADDR'} & os.environ.keys()) for _ in samples]\n")
+    assert isolated(f"{tmp_path}/asks.py:alone").score(samples, range(8)).rewards == [1.0] * 8
+
+
 def test_its_process_ends_with_a_run_that_is_killed_even_when_it_is_stuck(tmp_path):
     (tmp_path / "deadly.py").write_text("import os, time\ndef hangs(samples):\n    open('pid', "
                                         "'w').write(str(os.getpid()))\n    time.sleep(600)\n")
