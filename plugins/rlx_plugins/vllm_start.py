@@ -34,8 +34,12 @@ def start_servers(options: VLLMServerOptions, context: RolloutContext, folder: P
         first: start them; else they are only named.
 
     Raises:
-        InputError: nothing says where, or this rank trains on such a GPU.
+        InputError: nothing says where, this rank trains on such a GPU, or the run has ranks on other machines.
     """
+    if os.environ.get("WORLD_SIZE", "1") != os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("WORLD_SIZE", "1")):
+        raise InputError("vllm_server: of a run on several machines, start the servers yourself (python -m "
+                         "rlx_plugins.vllm_serve --host ADDRESS …) and name them by addresses that all machines reach "
+                         "(rollout.options.urls)")
     gpus: list[int | None] = [*options.gpus] or [None]
     mine = torch.device(context.device).index
     if context.device != "cpu" and (None in gpus or mine in gpus):

@@ -55,6 +55,16 @@ def test_a_gpu_that_trains_gets_no_server(tmp_path, gpus, said):
         start_servers(VLLMServerOptions(gpus=gpus), context, tmp_path, first=True)
 
 
+def test_a_run_on_several_machines_must_name_its_servers(tmp_path, monkeypatch):
+    """Else ranks elsewhere look for them on their own machine, and say so only after all models are loaded."""
+    context = RolloutContext(None, "", (), 0, "cuda:1", "bfloat16", 64)
+    monkeypatch.setenv("WORLD_SIZE", "16")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    for first in (True, False):
+        with pytest.raises(InputError, match=r"of a run on several machines, start the servers yourself .*options\.urls"):
+            start_servers(VLLMServerOptions(gpus=(0,)), context, tmp_path, first=first)
+
+
 def test_ranks_that_do_not_start_servers_know_their_addresses(tmp_path):
     context = RolloutContext(None, "", (), 0, "cuda:0", "bfloat16", 64)
     found = start_servers(VLLMServerOptions(gpus=(2, 3), port=9000), context, tmp_path, first=False)
