@@ -61,7 +61,7 @@ def test_a_run_on_several_machines_must_name_its_servers(tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "16")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
     for first in (True, False):
-        with pytest.raises(InputError, match=r"of a run on several machines, start the servers yourself .*options\.urls"):
+        with pytest.raises(InputError, match=r"several machines, start the servers yourself .*options\.urls"):
             start_servers(VLLMServerOptions(gpus=(0,)), context, tmp_path, first=first)
 
 
