@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import math
 import threading
@@ -134,9 +135,7 @@ class _Subject:
         is_async = getattr(self._reward, "is_async", False) or inspect.iscoroutinefunction(self._reward.score)
         if is_async:
             with owned(f"reward '{self._name}'", f"given {given}", "share no state between calls without a lock"):
-                waiting: list[Any] = [self._reward.score(samples) for _ in range(4)]
-                found = [self._caller.start(one, _PATIENCE) for one in waiting]
-                results = [self._caller.result(one) for one in found]
+                results = self._caller.result(self._caller.start(self._at_once(samples), _PATIENCE))
         elif threads:
             results = self._in_threads(lambda: self._caller(self._reward, samples))
         else:
@@ -144,6 +143,11 @@ class _Subject:
         for result in results if deterministic else ():
             self.same(alone, self._checked(result, samples, given), given,
                       "share no state between calls without a lock; if it uses signals, pass threads=False")
+
+    async def _at_once(self, samples: Sequence[Sample]) -> list[Any]:
+        """Four calls, none of which is over before all have begun."""
+        waiting: list[Any] = [self._reward.score(samples) for _ in range(4)]
+        return list(await asyncio.gather(*waiting))
 
     def _in_threads(self, call: Callable[[], Any]) -> list[Any]:
         results: list[Any] = []
