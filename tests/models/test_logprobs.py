@@ -17,7 +17,7 @@ from transformers import (
 from transformers.modeling_outputs import CausalLMOutput
 
 from rlx.models import CausalLM
-from rlx.models.logprobs import install_logprob_head
+from rlx.models.logprobs import Kernels, install_logprob_head
 from rlx_sdk import ModelError
 
 CHUNKS = [1, 3, 7, 10_000]
@@ -117,6 +117,28 @@ def test_bfloat16(chunk, llama, sequences):
     for one, other in zip(torch.autograd.grad(found[0].sum(), list(model.parameters())), expected, strict=True):
         assert one.dtype == torch.bfloat16
         assert (one.float() - other.float()).norm() <= 0.05 * other.float().norm()
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="there is no GPU"))])
+def test_the_gradient_of_a_bfloat16_head_is_summed_in_float32(device, monkeypatch):
+    """Over 512 chunks: summed in bfloat16 it would lose what is small beside the sum so far."""
+    monkeypatch.setattr("rlx.models.logprobs.CHUNK_ELEMENTS", {device: 64})
+    torch.manual_seed(0)
+    head, hidden = nn.Linear(16, 64, bias=False).to(device, torch.bfloat16), torch.rand(512, 16) + 0.5
+    seen, inputs = [], hidden.to(device, torch.bfloat16)
+
+    def backward(*arguments):
+        seen.append(Kernels().backward(*arguments))
+        return seen[-1]
+
+    install_logprob_head(head)
+    logprobs, _ = head(inputs, targets=torch.full((512,), 5, device=device), entropy=False,
+                       kernels=Kernels(backward=backward))
+    logprobs.sum().backward()
+    expected = torch.cat(seen).float().T @ inputs.float()
+    assert len(seen) == 512
+    torch.testing.assert_close(head.weight.grad.float(), expected, rtol=1e-2, atol=0)
 
 
 def test_garbage_in_the_padding_changes_nothing(llama, sequences):

@@ -62,9 +62,8 @@ def load_scorer(path: str, dtype: torch.dtype, trust_remote_code: bool = False) 
 
 
 def _load(auto_class: Any, path: str, dtype: torch.dtype, trust_remote_code: bool, **extra: Any) -> Any:
-    args: dict[str, Any] = {"dtype": dtype, "trust_remote_code": trust_remote_code, **pretrained_args(path), **extra}
-    if "gguf_file" not in args:
-        args["use_safetensors"] = True
+    args = {"dtype": dtype, "trust_remote_code": trust_remote_code, **pretrained_args(path), **extra}
+    args["use_safetensors"] = True if "gguf_file" not in args else None
     try:
         loaded = auto_class.from_pretrained(**args)
     except Exception as error:

@@ -60,6 +60,14 @@ def fused(plain: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """``total += left.T @ right`` in float32; of bfloat16 a GPU makes it without a rounded product in between."""
+    if left.is_cuda and left.dtype != total.dtype:
+        torch.addmm(total, left.T, right, out_dtype=total.dtype, out=total)
+    else:
+        total += left.T @ right
+
+
 class _ChunkedLogprobs(torch.autograd.Function):
     """Forward keeps no logits; backward computes them again, chunk by chunk."""
 
@@ -70,9 +78,9 @@ class _ChunkedLogprobs(torch.autograd.Function):
         entropy = torch.zeros_like(logprobs)
         for start in range(0, len(targets), chunk):
             rows = slice(start, start + chunk)
-            logits = nn.functional.linear(hidden[rows], weight, bias)
-            logprobs[rows], entropy[rows] = kernels.forward(logits, targets[rows], temperature, with_entropy)
-        ctx.save_for_backward(hidden, weight, targets, entropy, *(() if bias is None else (bias,)))
+            logprobs[rows], entropy[rows] = kernels.forward(nn.functional.linear(hidden[rows], weight, bias),
+                                                            targets[rows], temperature, with_entropy)
+        ctx.save_for_backward(hidden, weight, bias, targets, entropy)
         if not with_entropy:
             ctx.mark_non_differentiable(entropy)
         ctx.set_materialize_grads(False)
@@ -81,23 +89,23 @@ class _ChunkedLogprobs(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, d_logprobs: Tensor | None, d_entropy: Tensor | None) -> tuple[Tensor | None, ...]:
-        hidden, weight, targets, entropy, *rest = ctx.saved_tensors
-        bias = rest[0] if rest else None
+        hidden, weight, bias, targets, entropy = ctx.saved_tensors
         d_hidden = torch.empty_like(hidden)
         d_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
         d_bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
         for start in range(0, len(targets), ctx.chunk):
             rows = slice(start, start + ctx.chunk)
-            logits = nn.functional.linear(hidden[rows], weight, bias)
-            d_logits = ctx.kernels.backward(logits, targets[rows], ctx.temperature, entropy[rows],
+            d_logits = ctx.kernels.backward(nn.functional.linear(hidden[rows], weight, bias), targets[rows],
+                                            ctx.temperature, entropy[rows],
                                             *(None if d is None else d[rows] for d in (d_logprobs, d_entropy)))
             d_hidden[rows] = d_logits @ weight
             if d_weight is not None:
-                d_weight += d_logits.T @ hidden[rows]
+                _add_product(d_weight, d_logits, hidden[rows])
             if d_bias is not None:
                 d_bias += d_logits.sum(0)
+            del d_logits  # the next chunk's, or the rounded gradient of the weight, would come beside it
         return (d_hidden, None if d_weight is None else d_weight.to(weight.dtype),
-                None if bias is None or d_bias is None else d_bias.to(bias.dtype), None, None, None, None, None)
+                None if d_bias is None else d_bias.to(bias.dtype), None, None, None, None, None)
 
 
 def install_logprob_head(head: nn.Module) -> None:
@@ -112,8 +120,7 @@ def install_logprob_head(head: nn.Module) -> None:
         if targets is None:
             return plain(self, hidden)
         chunk = max(1, CHUNK_ELEMENTS[hidden.device.type] // self.weight.shape[0])
-        bias = getattr(self, "bias", None)
-        arguments = (hidden, self.weight, bias, targets, temperature, chunk, entropy, kernels)
-        return _ChunkedLogprobs.apply(*arguments)  # type: ignore[no-untyped-call]
+        return _ChunkedLogprobs.apply(  # type: ignore[no-untyped-call]
+            hidden, self.weight, getattr(self, "bias", None), targets, temperature, chunk, entropy, kernels)
 
     head.forward = MethodType(forward, head)

@@ -45,7 +45,9 @@ class Trained(nn.Module):
 
     def save(self, folder: Path, weights: dict[str, Tensor], trained: dict[str, Tensor]) -> None:
         """Write `weights` as a plain HF folder; those of an adapter also go, alone, into ``adapter`` beside it."""
-        _save(plain_model(self.model), folder, weights)
+        model = plain_model(self.model)
+        buffers = {name: tensor for name, tensor in model.named_buffers() if name in model.state_dict()}
+        model.save_pretrained(folder, state_dict={**weights, **buffers})
         if has_lora(self.model):
             self.model.save_pretrained(folder.parent / "adapter", state_dict=trained)
 
@@ -120,11 +122,9 @@ class CausalLM(Trained):
         else:
             with _recomputing(self._checkpointed):
                 before = branched_states(self._decoder(), tokens, branch)[:, 1:]
-        picked = self.model.get_output_embeddings()(before[wanted], targets=tokens[:, 1:][wanted],
-                                                    temperature=temperature, entropy=entropy,
-                                                    kernels=self._kernels)
-        logprobs, entropies = (_scatter(x, wanted) for x in picked)
-        return logprobs, entropies
+        head, targets = self.model.get_output_embeddings(), tokens[:, 1:][wanted]
+        picked = head(before[wanted], targets=targets, temperature=temperature, entropy=entropy, kernels=self._kernels)
+        return _scatter(picked[0], wanted), _scatter(picked[1], wanted)
 
     def example(self, device: torch.device) -> tuple[Tensor, ...]:
         """Arguments of `forward` that reach every weight."""
@@ -154,11 +154,6 @@ def _plain_weights(model: Any, gathered: Gathered) -> Iterator[tuple[str, Tensor
     for name, weight in model.named_parameters():
         with gathered(weight):
             yield name, weight
-
-
-def _save(model: Any, folder: Path, weights: dict[str, Tensor]) -> None:
-    buffers = {name: tensor for name, tensor in model.named_buffers() if name in model.state_dict()}
-    model.save_pretrained(folder, state_dict={**weights, **buffers})
 
 
 def _checkpointed_layers(model: Any) -> list[nn.Module]:
