@@ -1,5 +1,6 @@
 import copy
 import shutil
+import weakref
 
 import pytest
 import torch
@@ -139,6 +140,28 @@ def test_the_gradient_of_a_bfloat16_head_is_summed_in_float32(device, monkeypatc
     expected = torch.cat(seen).float().T @ inputs.float()
     assert len(seen) == 512
     torch.testing.assert_close(head.weight.grad.float(), expected, rtol=1e-2, atol=0)
+
+
+def test_a_chunks_logits_and_their_gradient_are_gone_before_the_next(monkeypatch):
+    """Each is as large as all that is held at once is meant to be."""
+    monkeypatch.setattr("rlx.models.logprobs.CHUNK_ELEMENTS", {"cpu": 64})
+    head, hidden, targets, *_ = head_and_inputs()
+    earlier, held = [], []
+
+    def watched(kernel):
+        def call(logits, *rest):
+            held.extend(one for one in earlier if one() is not None)
+            found = kernel(logits, *rest)
+            earlier.append(weakref.ref(logits))
+            if isinstance(found, torch.Tensor):
+                earlier.append(weakref.ref(found))
+            return found
+        return call
+
+    install_logprob_head(head)
+    head(hidden, targets=targets, kernels=Kernels(*map(watched, Kernels())))[0].sum().backward()
+    assert len(earlier) == 10 + 2 * 10
+    assert not held
 
 
 def test_garbage_in_the_padding_changes_nothing(llama, sequences):
